@@ -1,0 +1,67 @@
+"""Pictures of results."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import matplotlib
+
+matplotlib.use("Agg")  # a run has no screen
+import matplotlib.pyplot as plt
+import numpy as np
+from torch import Tensor
+
+from fluvial.data import to_uint8
+from fluvial.training.files import atomic
+
+
+def samples_and_curves(
+    path: Path,
+    rows: Sequence[tuple[str, Tensor]],
+    curves: Mapping[str, Mapping[int, float]],
+    floor: float,
+) -> None:
+    """Rows of images above a plot of distance against network evaluations, as a PNG.
+
+    Args:
+        path: of the picture; replaced atomically.
+        rows: (title, images (n, channels, height, width) in [-1, 1]); all of one shape. Of more
+            than three channels (latents) the first is drawn.
+        curves: by name, distance by number of evaluations.
+        floor: the distance between real images.
+    """
+    shown = [(title, to_uint8(images.clamp(-1, 1)).numpy()) for title, images in rows]
+    count, _, height, width = shown[0][1].shape
+    inches = 9.0
+    tile = inches * 0.86 / count
+    top = len(shown) * tile * height / width * 1.12
+    figure = plt.figure(figsize=(inches, top + 3.2))
+    strips, plot = figure.subfigures(2, 1, height_ratios=[top, 3.2])
+    axes = strips.subplots(
+        len(shown), 1, gridspec_kw={"hspace": 0.08, "left": 0.14, "right": 0.995}
+    )
+    for axis, (title, images) in zip(np.atleast_1d(axes), shown, strict=True):
+        picture = images if images.shape[1] in (1, 3) else images[:, :1]
+        strip = picture.transpose(2, 0, 3, 1).reshape(height, count * width, -1)
+        axis.imshow(
+            strip.squeeze(-1) if strip.shape[-1] == 1 else strip, cmap="gray", vmin=0, vmax=255
+        )
+        axis.set_axis_off()
+        axis.text(-0.01, 0.5, title, transform=axis.transAxes, ha="right", va="center", fontsize=8)
+
+    axis = plot.subplots(gridspec_kw={"left": 0.14, "right": 0.97, "bottom": 0.2, "top": 0.96})
+    for name, curve in curves.items():
+        axis.plot(list(curve), list(curve.values()), marker="o", label=name)
+    axis.axhline(floor, color="0.5", linestyle="--", label="real images")
+    axis.set_xscale("log", base=2)
+    axis.set_yscale("log")
+    ticks = sorted({count for curve in curves.values() for count in curve})
+    axis.set_xticks(ticks, [str(tick) for tick in ticks])
+    axis.set_xlabel("network evaluations a sample")
+    axis.set_ylabel("Fréchet distance")
+    axis.legend(frameon=False)
+    axis.spines[["top", "right"]].set_visible(False)
+    with atomic(path) as temporary:
+        figure.savefig(temporary, dpi=150, format="png")
+    plt.close(figure)

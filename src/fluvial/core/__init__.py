@@ -1,0 +1,1 @@
+"""The parts every method is made of: paths, fields, objectives, samplers, steering, scales."""

@@ -1,0 +1,1 @@
+"""Gaussian paths, fields along them, and the flow's ordinary differential equation."""

@@ -1,0 +1,1 @@
+"""Ways to bend a simulation."""

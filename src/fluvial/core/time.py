@@ -1,0 +1,83 @@
+"""Times: distributions to train on, grids to sample along.
+
+Training-time distributions are callables ``times(like, noise) -> t`` with one time a row; sampling
+grids are functions that return pairs (K, 2) for `fluvial.core.simulate.simulate`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fluvial.core.protocols import Noise
+
+
+@dataclass(frozen=True)
+class Uniform:
+    """t ~ U[low, high); rounding may reach high."""
+
+    low: float = 0.0
+    high: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.low < self.high <= 1.0:
+            raise ValueError(f"need 0 <= low < high <= 1, got low={self.low}, high={self.high}")
+
+    def __call__(self, like: Tensor, noise: Noise, tag: str = "time") -> Tensor:
+        """(batch,) times in the dtype and on the device of ``like``."""
+        unit = noise.uniform(like.new_empty(like.shape[:1]), tag)
+        return self.low + (self.high - self.low) * unit
+
+
+@dataclass(frozen=True)
+class LogitNormal:
+    """t = sigmoid(std n + mean), n ~ N(0, 1) (Esser et al., ICML 2024)."""
+
+    mean: float = 0.0
+    std: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.mean) and 0 < self.std < math.inf):
+            raise ValueError(
+                f"mean must be finite and std positive and finite, got {self.mean} and {self.std}"
+            )
+
+    def __call__(self, like: Tensor, noise: Noise, tag: str = "time") -> Tensor:
+        """(batch,) times in the dtype and on the device of ``like``."""
+        normal = noise.normal(like.new_empty(like.shape[:1]), tag)
+        return torch.sigmoid(self.std * normal + self.mean)
+
+
+def uniform_grid(steps: int, start: float = 1.0, end: float = 0.0) -> Tensor:
+    """``steps`` equal steps from ``start`` to ``end`` as pairs (steps, 2), float64."""
+    if steps < 1:
+        raise ValueError(f"steps must be at least 1, got {steps}")
+    return grid_pairs(torch.linspace(start, end, steps + 1, dtype=torch.float64))
+
+
+def grid_pairs(times: Sequence[float] | Tensor) -> Tensor:
+    """Consecutive pairs ((t_0, t_1), (t_1, t_2), ...) of a list of K + 1 times, float64 (K, 2).
+
+    Raises:
+        ValueError: fewer than two times, a time that is not finite or lies outside [0, 1].
+    """
+    times = torch.as_tensor(times, dtype=torch.float64)
+    if times.ndim != 1 or len(times) < 2:
+        raise ValueError(f"times must hold at least two times, got shape {tuple(times.shape)}")
+    pairs = torch.stack([times[:-1], times[1:]], dim=1)
+    check_pairs(pairs)
+    return pairs
+
+
+def check_pairs(pairs: Tensor) -> None:
+    """Raise `ValueError` unless ``pairs`` is a chain of (t, s) in [0, 1], shape (K, 2), K > 0."""
+    if pairs.ndim != 2 or pairs.shape[1] != 2 or len(pairs) == 0:
+        raise ValueError(f"pairs must have shape (K, 2) with K > 0, got {tuple(pairs.shape)}")
+    if not bool(((pairs >= 0) & (pairs <= 1)).all()):
+        raise ValueError(f"pairs must lie in [0, 1], got {pairs.tolist()}")
+    if not torch.equal(pairs[1:, 0], pairs[:-1, 1]):
+        raise ValueError(f"each pair must start where the last one ended, got {pairs.tolist()}")
