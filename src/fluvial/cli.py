@@ -15,8 +15,6 @@ import tyro
 
 from fluvial import catalog
 
-PRESETS = ("smoke", "laptop", "record", "full")
-
 
 @dataclass(frozen=True)
 class List:
@@ -64,6 +62,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("interrupted; the same command goes on from here", file=sys.stderr)
         return 130
+    except BrokenPipeError:  # `fluvial list | head`
+        sys.stdout = None
+        return 0
     except (ValueError, OSError, ModuleNotFoundError) as error:
         print(f"fluvial: {error}", file=sys.stderr)
         return 2
@@ -103,23 +104,16 @@ def _claim(name: str) -> ModuleType:
 
 
 def _run(argv: list[str]) -> int:
-    # The preset decides the defaults of the claim's own flags, so it is read first.
-    first, _ = tyro.cli(
-        Run,
-        args=[arg for arg in argv if arg not in ("-h", "--help")] or ["--help"],
-        return_unknown_args=True,
-        prog="fluvial run",
-    )
-    claim = _claim(first.system)
+    if not argv or argv[0].startswith("-"):
+        tyro.cli(Run, args=["--help"], prog="fluvial run")
+    claim = _claim(argv[0])
+    # the preset decides the defaults of the claim's own flags, so it is looked for first
+    chosen = [b for a, b in zip(argv, argv[1:], strict=False) if a == "--preset"]
+    chosen += [arg.removeprefix("--preset=") for arg in argv if arg.startswith("--preset=")]
+    defaults = claim.PRESETS.get(chosen[-1] if chosen else "laptop", claim.PRESETS["laptop"])
     flags = make_dataclass(
         "Flags",
-        [
-            (
-                "config",
-                Annotated[claim.Config, tyro.conf.OmitArgPrefixes],
-                claim.PRESETS[first.preset],
-            )
-        ],
+        [("config", Annotated[claim.Config, tyro.conf.OmitArgPrefixes], defaults)],
         bases=(Run,),
         frozen=True,
     )

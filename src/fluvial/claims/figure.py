@@ -37,7 +37,8 @@ def samples_and_curves(
     tile = inches * 0.86 / count
     top = len(shown) * tile * height / width * 1.12
     figure = plt.figure(figsize=(inches, top + 3.2))
-    strips, plot = figure.subfigures(2, 1, height_ratios=[top, 3.2])
+    grid = figure.add_gridspec(2, 1, height_ratios=[top, 3.2])
+    strips, plot = figure.add_subfigure(grid[0]), figure.add_subfigure(grid[1])
     axes = strips.subplots(
         len(shown), 1, gridspec_kw={"hspace": 0.08, "left": 0.14, "right": 0.995}
     )

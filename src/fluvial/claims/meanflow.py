@@ -439,7 +439,7 @@ class _ClaimRun:
         ]
         images, classes = self.data.parts["test"]
         rows.append(("held-out\nimages", torch.stack([images[classes == k][0] for k in labels])))
-        curves = {
+        curves: dict[str, dict[int, float]] = {
             arm: {
                 count: statistics.fmean(scores[arm][seed][count].estimate for seed in scores[arm])
                 for count in EVALUATIONS[arm]

@@ -1,4 +1,4 @@
-"""What a run of a claim leaves behind: a folder with config, result, table, figure, weights, card."""
+"""What a run of a claim leaves behind: a folder with its result, table and card."""
 
 from __future__ import annotations
 

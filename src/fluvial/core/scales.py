@@ -81,6 +81,7 @@ class Block:
 
     def logdet(self, x: Tensor) -> Tensor:
         """(d / 2) log|det matrix| with d the number of coordinates of one event; (batch,)."""
+        _check_pair(x)
         size = math.prod(x.shape[2:])
         return (size * torch.linalg.det(self.matrix).abs().log()).to(x).expand(x.shape[0])
 
@@ -91,6 +92,10 @@ def _times(value: Tensor, x: Tensor) -> Tensor:
 
 
 def _mix(matrix: Tensor, x: Tensor) -> Tensor:
+    _check_pair(x)
+    return (matrix.to(x) @ x.unsqueeze(-1).flatten(2)).reshape(x.shape)
+
+
+def _check_pair(x: Tensor) -> None:
     if x.ndim < 2 or x.shape[1] != 2:
         raise ValueError(f"a block scale acts on (batch, 2, *rest), got {tuple(x.shape)}")
-    return (matrix.to(x) @ x.unsqueeze(-1).flatten(2)).reshape(x.shape)

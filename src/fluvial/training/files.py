@@ -88,8 +88,12 @@ def load_model(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[st
         raise ValueError(f"{path} is not a readable safetensors file: {error}") from error
     if "fluvial" not in metadata:
         raise ValueError(f"{path} is a safetensors file, but not a model saved by fluvial")
-    header = json.loads(metadata["fluvial"])
-    if header["format"] > FORMAT:
+    try:
+        header = json.loads(metadata["fluvial"])
+        newer = header["format"] > FORMAT
+    except (ValueError, TypeError, KeyError) as error:
+        raise ValueError(f"{path} has a damaged header: {error}") from error
+    if newer:
         raise ValueError(
             f"{path} has format {header['format']}, this version of fluvial reads up to {FORMAT}"
         )

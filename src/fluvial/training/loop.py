@@ -90,12 +90,12 @@ class Batches:
 
     def __init__(self, data: Mapping[str, Tensor], batch_size: int, seed: int) -> None:
         sizes = {name: len(value) for name, value in data.items()}
+        if not any(sizes.values()):
+            raise ValueError("data is empty")
         if len(set(sizes.values())) != 1:
             raise ValueError(f"data needs the same number of rows in every part, got {sizes}")
         self.data, self.batch_size, self.seed = data, batch_size, seed
         self.rows = next(iter(sizes.values()))
-        if self.rows == 0:
-            raise ValueError("data is empty")
         self._orders: dict[int, Tensor] = {}
 
     def __call__(self, step: int) -> dict[str, Tensor]:
@@ -261,9 +261,9 @@ def _average(pairs: list[tuple[Tensor, Tensor]], decay: float) -> None:
 
 def _check_same(saved: Mapping[str, object], wanted: Mapping[str, object], path: Path) -> None:
     different = [
-        f"{name} was {saved.get(name)!r}, is {value!r}"
-        for name, value in wanted.items()
-        if saved.get(name) != value
+        f"{name} was {saved.get(name)!r}, is {wanted.get(name)!r}"
+        for name in {**saved, **wanted}
+        if saved.get(name) != wanted.get(name)
     ]
     if different:
         raise ValueError(

@@ -314,5 +314,7 @@ class CustomPath(AlphaSigmaPath):
 
 
 def _rate(function: Callable[[Tensor], Tensor], t: Tensor, undefined: float) -> Tensor:
+    t = t.contiguous()  # jvp refuses a time that was expanded to the rows
     rate = torch.func.jvp(function, (t,), (torch.ones_like(t),))[1]
+    rate = rate.to(t.dtype)  # where t is (), a tangent may come back in double precision
     return rate.nan_to_num(nan=undefined).clamp(-CEILING, CEILING)
