@@ -17,6 +17,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -25,6 +26,7 @@ import torch
 from torch import Tensor
 
 from fluvial.claims.figure import samples_and_curves
+from fluvial.claims.parallel import side_by_side, threads_each
 from fluvial.claims.report import Report, open_run, write_report
 from fluvial.claims.verdict import Comparison
 from fluvial.core.gaussian.ode import Euler
@@ -94,6 +96,7 @@ class Config:
         seeds: one training of each arm a seed.
         samples: images that a distance is measured on, at most as many as are held out.
         classifier_epochs: of the network whose features are compared.
+        side_by_side: train the two arms at the same time, each on half of the cores; else in turn.
     """
 
     data: str = "animals"
@@ -120,6 +123,7 @@ class Config:
     seeds: tuple[int, ...] = (0,)
     samples: int = 10_000
     classifier_epochs: int = 6
+    side_by_side: bool = True
 
     def __post_init__(self) -> None:
         for name in ("lr", "rival_lr", "seeds"):
@@ -140,6 +144,7 @@ PRESETS: dict[str, Config] = {
         batch_size=16,
         samples=60,
         classifier_epochs=1,
+        side_by_side=False,
     ),
     "laptop": Config(samples=500),
     "record": Config(seeds=(0, 1, 2), lr=(5e-4, 1e-3, 2e-3), rival_lr=(5e-4, 1e-3, 2e-3)),
@@ -162,6 +167,7 @@ PRESETS: dict[str, Config] = {
         lr=(1e-4,),
         rival_lr=(1e-4,),
         samples=50_000,
+        side_by_side=False,
     ),
 }
 
@@ -203,9 +209,14 @@ def run(
     """
     data = _read(config.data)
     run = _ClaimRun(config, data, open_run(out, preset, config, force=force), progress)
-    scores = {
-        arm: {seed: run.distances(arm, seed, run.best_lr(arm)) for seed in config.seeds}
-        for arm in ARMS
+    rates = zip_longest(config.lr, config.rival_lr)
+    for candidates in rates if max(len(config.lr), len(config.rival_lr)) > 1 else ():
+        run.both("search", [(arm, lr) for arm, lr in zip(ARMS, candidates, strict=True)])
+    best = {arm: run.best_lr(arm) for arm in ARMS}
+    for seed in config.seeds:
+        run.both("distances", [(arm, best[arm], seed) for arm in ARMS])
+    scores: Scores = {
+        arm: {seed: run.distances(arm, best[arm], seed) for seed in config.seeds} for arm in ARMS
     }
     one = {seed: scores["meanflow"][seed][1].estimate for seed in config.seeds}
     comparisons = [
@@ -295,6 +306,9 @@ class _ClaimRun:
     def _time_steps(self) -> dict[str, float]:
         """Median seconds of a training step of each arm, measured in turn."""
         images, labels = (part[: self.config.batch_size] for part in self.data.parts["train"])
+        threads = torch.get_num_threads()
+        if self.config.side_by_side:
+            torch.set_num_threads(threads_each(len(ARMS)))
         models = {arm: self._build(arm, 0) for arm in ARMS}
         times: dict[str, list[float]] = {arm: [] for arm in ARMS}
         for k in range(TIMED_STEPS):
@@ -303,6 +317,7 @@ class _ClaimRun:
                 model.loss(images, labels, noise=KeyedNoise(k))["loss"].backward()
                 times[arm].append(time.perf_counter() - begin)
                 model.zero_grad()
+        torch.set_num_threads(threads)
         return {arm: statistics.median(values) for arm, values in times.items()}
 
     def _build(self, arm: Arm, seed: int) -> MeanFlow:
@@ -329,28 +344,52 @@ class _ClaimRun:
             progress=self.progress,
         )
 
-    def best_lr(self, arm: Arm) -> float:
-        """The learning rate with the lowest mean log distance to the validation images."""
-        candidates = self.config.lr if arm == "meanflow" else self.config.rival_lr
-        if len(candidates) == 1:
-            return candidates[0]
-        steps = max(1, round(self.config.search_share * self.steps[arm]))
-        scores = {}
-        for lr in candidates:
-            folder = self.out / "search" / f"{arm.replace(' ', '-')}-{lr:g}"
-
-            def measure(lr: float = lr, folder: Path = folder) -> float:
-                model = self._fit(arm, SEARCH_SEED, lr, steps, folder)
-                counts = (1,) if arm == "meanflow" else RIVAL_STEPS
-                return statistics.fmean(
-                    math.log(self._distance(model, arm, count, "validation", SEARCH_SEED)[0])
-                    for count in counts
+    def both(self, method: str, calls: Sequence[tuple[Any, ...]]) -> None:
+        """Call a method for both arms, side by side unless the configuration says otherwise."""
+        if not self.config.side_by_side:
+            for arguments in calls:
+                getattr(self, method)(*arguments)
+            return
+        # one bar is enough: the arms take the same time
+        side_by_side(
+            _in_process,
+            [
+                (
+                    self.config,
+                    self.out,
+                    self.progress and arguments[0] == ARMS[0],
+                    method,
+                    arguments,
                 )
+                for arguments in calls
+            ],
+        )
 
-            scores[lr] = self._stored(f"search/{folder.name}.json", measure)
-        return min(scores, key=lambda lr: scores[lr])
+    def _candidates(self, arm: Arm) -> tuple[float, ...]:
+        return self.config.lr if arm == "meanflow" else self.config.rival_lr
 
-    def distances(self, arm: Arm, seed: int, lr: float) -> dict[int, Interval]:
+    def search(self, arm: Arm, lr: float | None) -> float:
+        """Mean log distance to the validation images after a shorter training; 0 if no choice."""
+        if lr is None or len(self._candidates(arm)) == 1:
+            return 0.0
+        folder = self.out / "search" / f"{arm.replace(' ', '-')}-{lr:g}"
+
+        def measure() -> float:
+            steps = max(1, round(self.config.search_share * self.steps[arm]))
+            model = self._fit(arm, SEARCH_SEED, lr, steps, folder)
+            counts = (1,) if arm == "meanflow" else RIVAL_STEPS
+            return statistics.fmean(
+                math.log(self._distance(model, arm, count, "validation", SEARCH_SEED).estimate)
+                for count in counts
+            )
+
+        return float(self._stored(f"search/{folder.name}.json", measure))
+
+    def best_lr(self, arm: Arm) -> float:
+        """The learning rate with the lowest score of `search`."""
+        return min(self._candidates(arm), key=lambda lr: self.search(arm, lr))
+
+    def distances(self, arm: Arm, lr: float, seed: int) -> dict[int, Interval]:
         """Fréchet distance to held-out images, by the number of evaluations."""
         folder = self.folder(arm, seed)
 
@@ -377,7 +416,6 @@ class _ClaimRun:
             steps=count,
             label=labels,
             noise=KeyedNoise(SAMPLE_SEED).at(seed),
-            progress=self.progress and count > 8,
         )
 
     def floor(self) -> Interval:
@@ -410,8 +448,7 @@ class _ClaimRun:
         """What has to be said beside the table."""
         test, validation = (len(self.data.parts[part][0]) for part in ("test", "validation"))
         samples = min(self.config.samples, test)
-        rates = {arm: self.best_lr(arm) for arm in ARMS}
-        best = "; ".join(f"{arm} {rate:g}" for arm, rate in rates.items())
+        best = "; ".join(f"{arm} {self.best_lr(arm):g}" for arm in ARMS)
         seconds = "; ".join(f"{arm} {value:.3f} s" for arm, value in self.step_seconds.items())
         return [
             f"Distances between {samples} samples and {samples} held-out images, in 64 features of "
@@ -460,6 +497,12 @@ def _row(
         "low": statistics.fmean(part.low for part in over),
         "high": statistics.fmean(part.high for part in over),
     }
+
+
+def _in_process(
+    config: Config, out: Path, progress: bool, method: str, arguments: tuple[Any, ...]
+) -> None:
+    getattr(_ClaimRun(config, _read(config.data), out, progress), method)(*arguments)
 
 
 @dataclass(frozen=True)
