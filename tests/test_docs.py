@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
@@ -120,3 +121,11 @@ def test_a_file_that_is_no_result_of_the_system_is_refused(
     (tmp_path / "meanflow.json").write_text(json.dumps(record))
     with pytest.raises(ValueError, match=r"meanflow\.json"):
         systems.read_result(catalog.get("meanflow"))
+
+
+def test_code_of_the_concepts_page_runs():
+    text = (DOCS / "concepts.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    assert len(blocks) == 7
+    # one program: later blocks use what earlier ones define; they hold their own assertions
+    exec(compile("\n".join(blocks), "concepts.md", "exec"), {"__name__": "concepts"})

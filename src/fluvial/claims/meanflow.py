@@ -102,9 +102,9 @@ class Config:
     data: str = "animals"
     patch: int = 7
     width: int = 128
-    depth: int = 4
+    depth: int = 3
     heads: int = 4
-    steps: int = 1000
+    steps: int = 1300
     batch_size: int = 64
     betas: tuple[float, float] = (0.9, 0.95)
     ema: float = 0.995
@@ -117,8 +117,8 @@ class Config:
     c: float = 1e-3
     omega: float = 1.0
     kappa: float = 0.0
-    lr: tuple[float, ...] = (1e-3,)
-    rival_lr: tuple[float, ...] = (1e-3,)
+    lr: tuple[float, ...] = (3e-3,)
+    rival_lr: tuple[float, ...] = (3e-3,)
     search_share: float = 0.25
     seeds: tuple[int, ...] = (0,)
     samples: int = 10_000
@@ -147,7 +147,9 @@ PRESETS: dict[str, Config] = {
         side_by_side=False,
     ),
     "laptop": Config(samples=500),
-    "record": Config(seeds=(0, 1, 2), lr=(5e-4, 1e-3, 2e-3), rival_lr=(5e-4, 1e-3, 2e-3)),
+    "record": Config(
+        steps=3500, seeds=(0, 1, 2), lr=(1.5e-3, 3e-3, 6e-3), rival_lr=(1.5e-3, 3e-3, 6e-3)
+    ),
     # DiT-B/4 on 32x32x4 latents of ImageNet-256, as published: 80 epochs of 1,281,167 images
     "full": Config(
         data="imagenet-latents.npz",
