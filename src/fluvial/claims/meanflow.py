@@ -148,7 +148,7 @@ PRESETS: dict[str, Config] = {
     ),
     "laptop": Config(samples=500),
     "record": Config(
-        steps=3500, seeds=(0, 1, 2), lr=(1.5e-3, 3e-3, 6e-3), rival_lr=(1.5e-3, 3e-3, 6e-3)
+        steps=2600, seeds=(0, 1, 2), lr=(1.5e-3, 3e-3, 6e-3), rival_lr=(1.5e-3, 3e-3, 6e-3)
     ),
     # DiT-B/4 on 32x32x4 latents of ImageNet-256, as published: 80 epochs of 1,281,167 images
     "full": Config(
