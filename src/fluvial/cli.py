@@ -126,7 +126,7 @@ def _run(argv: list[str]) -> int:
     if command.json:
         print(json.dumps(report.as_json(), indent=2, ensure_ascii=False))
     else:
-        print(f"{report.as_text()}\n\n{out}/figure.png, {out}/card.md, {out}/model.safetensors")
+        print(f"{report.as_text()}\n\nSamples, figure, card, table and model: {out}")
     return 0
 
 

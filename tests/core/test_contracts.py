@@ -514,3 +514,19 @@ def test_state_helpers() -> None:
     assert moved["x"][0].tolist() == [2, 2, 0]
     assert torch.equal(moved["x"][1][0], state["b"][rows]) and moved["x"][1][1] is None
     assert moved["step"] == 4 and moved["name"] == "k"
+
+
+def test_absorbing_tokens_are_kept_with_probability_one_minus_t():
+    path, batch, width = AbsorbingTokens(3), 4_000, 5
+    x0 = {**token_state(batch, width, 3), "tokens": torch.ones(batch, width, dtype=torch.int64)}
+    t = torch.linspace(0, 1, 5, dtype=torch.float64).repeat_interleave(batch // 5)
+    draw = path.sample(x0, t, NOISE)
+    assert draw.target("clean") is x0
+    with pytest.raises(ValueError, match="'noise'"):
+        draw.target("noise")
+    kept = (draw.x["tokens"] == 1).double()
+    for level in t.unique():
+        share = 1 - float(level)
+        count = int((t == level).sum()) * width
+        error = 5 * math.sqrt(share * (1 - share) / count)
+        assert abs(float(kept[t == level].mean()) - share) <= error

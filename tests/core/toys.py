@@ -273,7 +273,13 @@ class AbsorbingTokens:
         return {**like, "tokens": torch.full_like(like["tokens"], self.classes)}
 
     def sample(self, x0: Any, t: Tensor, noise: Noise, x1: Any = None, **cond: Any) -> Draw:
-        raise NotImplementedError
+        def target(kind: str) -> State:
+            if kind != "clean":
+                raise ValueError(f"absorbing tokens have the target 'clean', got {kind!r}")
+            return x0
+
+        x = self.transition(x0, torch.zeros_like(t), t, noise)
+        return Draw(x, x0, None, t, target)
 
     def posterior(
         self, x: Any, clean: Any, t: Tensor, s: Tensor, noise: Noise, **cond: Any

@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fluvial.claims.figure import samples_and_curves
+from fluvial.claims.figure import image_grid, samples_and_curves
 from fluvial.claims.parallel import side_by_side, threads_each
 from fluvial.claims.report import Report, open_run, write_report
 from fluvial.claims.verdict import Comparison
@@ -486,6 +486,10 @@ class _ClaimRun:
             for arm in ARMS
         }
         samples_and_curves(self.out / "figure.png", rows, curves, self.floor().estimate)
+        # one class a row, in one evaluation
+        classes = torch.arange(min(10, self.data.num_classes)).repeat_interleave(SHOWN)
+        samples = self._samples(models["meanflow"], "meanflow", 1, classes, seed)
+        image_grid(self.out / "samples.png", samples, SHOWN)
 
 
 def _row(

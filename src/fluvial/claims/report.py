@@ -161,6 +161,8 @@ def _card(report: Report) -> str:
 
 ![samples and distances](figure.png)
 
+![samples in one evaluation, a class a row](samples.png)
+
 {report.as_text()}
 
 ## Data

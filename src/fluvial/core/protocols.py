@@ -14,6 +14,7 @@ Conventions, the same in every public signature:
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
@@ -170,16 +171,16 @@ class Field(Protocol):
     def __call__(self, x: Any, t: Tensor, **cond: Any) -> Any: ...
 
 
-class Objective(nn.Module):
+class Objective(nn.Module, ABC):
     """What is minimised. Owns everything it trains and its target copies.
 
     ``forward(batch, noise)`` returns a mapping with ``"loss"``, a scalar, and terms to log.
     """
 
-    def forward(self, batch: Mapping[str, Tensor], noise: Noise) -> Mapping[str, Tensor]:
-        raise NotImplementedError(f"{type(self).__name__} has no forward")
+    @abstractmethod
+    def forward(self, batch: Mapping[str, Tensor], noise: Noise) -> Mapping[str, Tensor]: ...
 
-    def after_step(self) -> None:
+    def after_step(self) -> None:  # noqa: B027 (most objectives have nothing to do here)
         """Called once after every optimiser step: Polyak copies, running tables."""
 
 

@@ -8,6 +8,7 @@ the schedule, not the dtype of the result, which is that of ``x``.
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -22,7 +23,7 @@ from fluvial.core.scales import Scalar
 CEILING = 2.0**60
 
 
-class AlphaSigmaPath:
+class AlphaSigmaPath(ABC):
     """x_t = alpha(t) x_0 + sigma(t) eps, eps ~ N(0, I), with alpha(0) = 1 and sigma(0) = 0.
 
     A path is four functions of t; posterior, transition, velocity and SDE follow:
@@ -35,19 +36,19 @@ class AlphaSigmaPath:
       NeurIPS 2021). It is a point at s = 0 and needs nothing from x_t where alpha_t = 0.
     """
 
-    def alpha(self, t: Tensor) -> Tensor:
-        raise NotImplementedError
+    @abstractmethod
+    def alpha(self, t: Tensor) -> Tensor: ...
 
-    def sigma(self, t: Tensor) -> Tensor:
-        raise NotImplementedError
+    @abstractmethod
+    def sigma(self, t: Tensor) -> Tensor: ...
 
+    @abstractmethod
     def alpha_rate(self, t: Tensor) -> Tensor:
         """d alpha / dt."""
-        raise NotImplementedError
 
+    @abstractmethod
     def sigma_rate(self, t: Tensor) -> Tensor:
         """d sigma / dt, kept finite where it diverges (at t = 0 of a variance-preserving path)."""
-        raise NotImplementedError
 
     # Path
 
