@@ -123,9 +123,10 @@ def test_a_file_that_is_no_result_of_the_system_is_refused(
         systems.read_result(catalog.get("meanflow"))
 
 
-def test_code_of_the_concepts_page_runs():
-    text = (DOCS / "concepts.md").read_text(encoding="utf-8")
+@pytest.mark.parametrize(("page", "count"), [("concepts", 7), ("own", 4)])
+def test_code_of_a_page_runs(page: str, count: int):
+    text = (DOCS / f"{page}.md").read_text(encoding="utf-8")
     blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
-    assert len(blocks) == 7
+    assert len(blocks) == count
     # one program: later blocks use what earlier ones define; they hold their own assertions
-    exec(compile("\n".join(blocks), "concepts.md", "exec"), {"__name__": "concepts"})
+    exec(compile("\n".join(blocks), f"{page}.md", "exec"), {"__name__": page})

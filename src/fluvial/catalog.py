@@ -433,7 +433,7 @@ def get(name: str) -> System:
             return system
     near = get_close_matches(name, [system.name for system in SYSTEMS])
     hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
-    raise ValueError(f"there is no system {name!r}{hint}")
+    raise ValueError(f"there is no system {name!r}{hint}; `fluvial list` shows all")
 
 
 def available() -> tuple[System, ...]:

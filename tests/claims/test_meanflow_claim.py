@@ -102,7 +102,7 @@ def test_users_file_of_latents(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     path = tmp_path / "latents.npz"
     x = rng.normal(size=(60, 4, 8, 8)).astype("f4")
-    np.savez(path, x=x, label=np.arange(60) % 3)
+    np.savez(path, x=x, label=10 * (np.arange(60) % 3) - 1)
     data = claim._read(str(path))
     assert {name: len(part[0]) for name, part in data.parts.items()} == {
         "train": 48,
@@ -123,6 +123,18 @@ def test_bad_data(tmp_path: Path) -> None:
     np.savez(path, x=np.zeros((40, 1, 8, 8), "f4"))
     with pytest.raises(ValueError, match="label"):
         claim._read(str(path))
+    path.write_bytes(b"junk")
+    with pytest.raises(ValueError, match="not an .npz file"):
+        claim._read(str(path))
+    images = np.zeros((40, 1, 8, 8), "f4")
+    for x, label, message in (
+        (images, np.zeros(40, int), "two classes"),
+        (images, np.linspace(0, 1, 40), "integers"),
+        (images * np.nan, np.arange(40) % 2, "finite"),
+    ):
+        np.savez(path, x=x, label=label)
+        with pytest.raises(ValueError, match=message):
+            claim._read(str(path))
     np.savez(path, x=np.zeros((40, 8, 8), "f4"), label=np.zeros(40, int))
     with pytest.raises(ValueError, match="rows, channels"):
         claim._read(str(path))

@@ -55,7 +55,7 @@ def test_another_configuration_is_refused_and_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize("force", [False, True])
 def test_a_folder_that_is_no_run_is_never_touched(tmp_path: Path, force: bool) -> None:
     (tmp_path / "thesis.tex").write_text("years of work")
-    with pytest.raises(FileExistsError):
+    with pytest.raises(FileExistsError, match="force deletes runs only" if force else "not empty"):
         open_run(tmp_path, "laptop", Config(), force=force)
     assert (tmp_path / "thesis.tex").read_text() == "years of work"
 

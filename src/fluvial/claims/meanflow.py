@@ -82,16 +82,28 @@ class Config:
 
     Args:
         data: a name in `fluvial.data.IMAGE_SETS`, or the path of an ``.npz`` file with arrays ``x``
-            (rows, channels, height, width), uint8 images or float latents, and ``label`` (rows,).
-        patch, width, depth, heads: of the `DiT`.
+            (rows, channels, height, width), uint8 images or float latents of any scale, and
+            integer ``label`` (rows,); 30 rows or more.
+        patch: side of a patch of the `DiT`.
+        width: of the `DiT`.
+        depth: of the `DiT`.
+        heads: of the `DiT`.
         steps: optimiser steps of the MeanFlow arm. Flow matching takes as many as fit into the
             same time, by step times measured at the start of the run.
-        batch_size, betas, ema, warmup, decay: of the training of both arms.
-        t_mean, t_std: of the logit-normal law of the times, in both arms.
-        ratio, p, c: of MeanFlow.
-        omega, kappa: guidance of MeanFlow in training; (1, 0) for none.
-        lr, rival_lr: learning rates of MeanFlow and of flow matching; several are tried on
-            validation images first.
+        batch_size: of both arms.
+        betas: of AdamW, in both arms.
+        ema: decay of the averaged weights of both arms.
+        warmup: steps over which the learning rates rise.
+        decay: share of the steps over which they fall.
+        t_mean: of the logit-normal law of the times, in both arms.
+        t_std: of the same.
+        ratio: share of rows with r < t in the MeanFlow arm.
+        p: power of MeanFlow's adaptive weight.
+        c: constant of MeanFlow's adaptive weight.
+        omega: guidance of MeanFlow in training; omega = 1 with kappa = 0 for none.
+        kappa: the second knob of the guidance.
+        lr: learning rates of MeanFlow; several are tried on validation images first.
+        rival_lr: learning rates of flow matching, in the same way.
         search_share: share of ``steps`` that a learning rate is tried for.
         seeds: one training of each arm a seed.
         samples: images that a distance is measured on, at most as many as are held out.
@@ -536,16 +548,27 @@ def _read(name: str) -> _Data:
         raise FileNotFoundError(
             f"data: there is no image set {name!r} ({', '.join(IMAGE_SETS)}) and no such .npz file"
         )
-    with np.load(path) as arrays:
-        missing = {"x", "label"} - set(arrays)
-        if missing:
-            raise ValueError(f"data: {path} lacks {', '.join(sorted(missing))}")
-        x, label = torch.from_numpy(arrays["x"]), torch.from_numpy(arrays["label"]).long()
-    if x.ndim != 4 or len(x) != len(label) or len(x) < 30:
+    try:
+        with np.load(path) as arrays:
+            x, label = arrays["x"], arrays["label"]
+    except (KeyError, TypeError, ValueError, OSError) as error:
+        raise ValueError(
+            f"data: {path} is not an .npz file with arrays x and label ({error})"
+        ) from error
+    if x.ndim != 4 or label.shape != (len(x),) or len(x) < 30:
         raise ValueError(
             "data: need x (rows, channels, height, width) and label (rows,) with 30 rows or more, "
-            f"got {tuple(x.shape)} and {tuple(label.shape)}"
+            f"got {x.shape} and {label.shape}"
         )
+    if not np.issubdtype(label.dtype, np.integer):
+        raise ValueError(f"data: label must hold integers, got {label.dtype}")
+    if not np.isfinite(x).all():
+        raise ValueError("data: x holds values that are not finite")
+    # classes that occur, numbered from 0
+    names, label = np.unique(label, return_inverse=True)
+    if len(names) < 2:
+        raise ValueError(f"data: need two classes or more, label holds only {names[0]}")
+    x, label = torch.from_numpy(x), torch.from_numpy(label)
     x = scaled(x) if x.dtype == torch.uint8 else x.float()
     order = KeyedNoise(0).uniform(torch.empty(len(x), dtype=torch.float64)).argsort()
     held = len(x) // 10
@@ -555,4 +578,4 @@ def _read(name: str) -> _Data:
         "test": order[:held],
     }
     parts = {part: (x[chosen], label[chosen]) for part, chosen in rows.items()}
-    return _Data(parts, int(label.max()) + 1, {"name": path.name, "source": "the user's file"})
+    return _Data(parts, len(names), {"name": path.name, "source": "the user's file"})

@@ -136,6 +136,8 @@ def open_run(out: Path, preset: str, config: Any, *, force: bool) -> Path:
                 )
             return out
         shutil.rmtree(out)
+    elif force and out.is_dir() and any(out.iterdir()):
+        raise FileExistsError(f"{out} is not empty and not a run; force deletes runs only")
     folder = new_folder(out)
     write_json(folder / "config.json", wanted)
     return folder

@@ -1,8 +1,9 @@
 """MeanFlow: one-step generation by learning the average velocity of a flow.
 
 Geng, Deng, Bai, Kolter and He, "Mean Flows for One-step Generative Modeling", NeurIPS 2025,
-arXiv 2505.13447; and its improvement (``objective="imf"``), Geng et al., "Improved Mean Flows",
-CVPR 2026, arXiv 2512.02012.
+arXiv 2505.13447; and its improvement, Geng et al., "Improved Mean Flows", CVPR 2026,
+arXiv 2512.02012: ``MeanFlow(ContextTransformer(..., velocity_depth=8), tangent="head",
+times=TimePairs(ratio=0.5), guidance=FreeGuidance())``.
 """
 
 from __future__ import annotations
@@ -221,6 +222,8 @@ class MeanFlow(Objective):
             raise ValueError(f"tangent must be 'target', 'boundary' or 'head', got {tangent!r}")
         if tangent == "head" and not getattr(network, "has_velocity_head", False):
             raise ValueError("tangent='head' needs a network with a velocity head")
+        if not isinstance(guidance, Guidance | FreeGuidance | None):
+            raise TypeError(f"guidance must be a Guidance or a FreeGuidance, got {guidance!r}")
         if not (0 <= p < math.inf and 0 < c < math.inf):
             raise ValueError(f"need p >= 0 and c > 0, both finite, got p={p}, c={c}")
         num_classes = getattr(network, "num_classes", None)
@@ -358,6 +361,8 @@ class MeanFlow(Objective):
         if self.tangent == "head":
             return self.network(x, t, h=h, velocity=True, **cond)
         u = self.network(x, t, h=h, **cond)
+        if u.shape != x.shape:
+            raise ValueError(f"the network returned {tuple(u.shape)} for x of {tuple(x.shape)}")
         return u, u
 
     @torch.no_grad()
@@ -379,12 +384,19 @@ class MeanFlow(Objective):
         return u, v, du.detach()
 
     def _check(self, x0: Tensor, label: Tensor | None, *, values: bool) -> None:
+        for name, value in (("x0", x0), ("label", label)):
+            if value is not None and not isinstance(value, Tensor):
+                raise TypeError(f"{name} must be a tensor, got {type(value).__name__}")
         if not x0.is_floating_point():
-            raise TypeError(f"x0 must be floating, got {x0.dtype}")
+            raise TypeError(f"x0 must be floating (in fit also uint8), got {x0.dtype}")
+        wanted = next((p.dtype for p in self.parameters()), x0.dtype)
+        if x0.dtype != wanted:
+            raise TypeError(f"x0 is {x0.dtype} and the network {wanted}; convert one of them")
         if x0.ndim < 2 or len(x0) == 0:
             raise ValueError(f"x0 needs rows and an event shape, got shape {tuple(x0.shape)}")
         if self.shape is not None and tuple(x0.shape[1:]) != self.shape:
-            raise ValueError(f"x0 must have shape (batch, *{self.shape}), got {tuple(x0.shape)}")
+            event = ", ".join(map(str, self.shape))
+            raise ValueError(f"x0 must have shape (batch, {event}), got {tuple(x0.shape)}")
         if values and not bool(x0.isfinite().all()):
             raise ValueError("x0 holds values that are not finite")
         if label is None:
@@ -395,7 +407,7 @@ class MeanFlow(Objective):
 
     def _check_label(self, label: Tensor, rows: int, *, values: bool) -> None:
         if label.dtype not in (torch.int64, torch.int32):
-            raise TypeError(f"label must be an integer tensor, got {label.dtype}")
+            raise TypeError(f"label must be int64 or int32, got {label.dtype}")
         if tuple(label.shape) != (rows,):
             raise ValueError(f"label must have shape ({rows},), got {tuple(label.shape)}")
         num_classes = getattr(self.network, "num_classes", None)
@@ -423,7 +435,8 @@ class MeanFlow(Objective):
             x: (rows, *event), floating and of the order of 1, or uint8 images, which are scaled to
                 [-1, 1].
             label: (rows,) classes.
-            steps: optimiser steps.
+            steps: optimiser steps. A training that is resumed ends where it was going to end; to
+                train on, fit again into another folder.
             out: folder for the training's checkpoint and metrics; see
                 `fluvial.training.loop.train`.
             resume: go on from the checkpoint in ``out``, if there is one.
@@ -436,11 +449,11 @@ class MeanFlow(Objective):
             `fluvial.training.loop.train`, where the options of this model and those of the network
             count as configuration.
         """
-        if x.dtype == torch.uint8:
+        if isinstance(x, Tensor) and x.dtype == torch.uint8:
             x = scaled(x)
         self._check(x, label, values=True)
-        self.shape = tuple(x.shape[1:])
         data = {"x": x} if label is None else {"x": x, "label": label}
+        # the shape may be learnt from the data, which have a fingerprint of their own
         average = train(
             self,
             data,
@@ -448,8 +461,9 @@ class MeanFlow(Objective):
             out=None if out is None else Path(out),
             resume=resume,
             progress=progress,
-            config={"network": describe(self.network), **self._options()},
+            config={"network": describe(self.network), **self._options(), "shape": None},
         )
+        self.shape = tuple(x.shape[1:])
         self.load_state_dict(average)
         return self.eval()
 
@@ -509,7 +523,8 @@ class MeanFlow(Objective):
 
         Raises:
             ValueError: the event's shape is not known yet, ``grid`` does not fall from 1 to 0,
-                a count is not positive, labels out of range, ``x1`` not finite, something that is
+                ``num`` is negative, another count not positive, labels out of range, the scale or
+                interval of `FreeGuidance` is impossible, ``x1`` not finite, something that is
                 given row by row in another number.
         """
         if num < 0 or batch_size < 1:
@@ -530,6 +545,15 @@ class MeanFlow(Objective):
             if value.shape not in ((), (num,)):
                 raise ValueError(
                     f"{name} must be a number or ({num},), got shape {tuple(value.shape)}"
+                )
+        if isinstance(self.guidance, FreeGuidance):
+            omega = cond.get("omega", torch.ones(()))
+            low, high = cond.get("t_min", torch.zeros(())), cond.get("t_max", torch.ones(()))
+            if not bool(((omega >= 1) & omega.isfinite()).all()):
+                raise ValueError(f"omega must be finite and at least 1, got {omega.tolist()}")
+            if not bool(((low >= 0) & (low <= high) & (high <= 1)).all()):
+                raise ValueError(
+                    f"need 0 <= t_min <= t_max <= 1, got {low.tolist()} and {high.tolist()}"
                 )
         if x1 is not None and tuple(x1.shape) != (num, *self.shape):
             raise ValueError(f"x1 must have shape {(num, *self.shape)}, got {tuple(x1.shape)}")
@@ -564,12 +588,13 @@ class MeanFlow(Objective):
 
     def save(self, path: str | Path, *, overwrite: bool = False) -> None:
         """One safetensors file: the weights, and in its header all that `load` needs."""
+        network = getattr(self.network, "_orig_mod", self.network)  # what torch.compile wrapped
         header = {
             "system": "meanflow",
-            "network": describe(self.network),
+            "network": describe(network),
             "options": self._options(),
         }
-        save_model(path, self.network.state_dict(), header, overwrite=overwrite)
+        save_model(path, network.state_dict(), header, overwrite=overwrite)
 
     def _options(self) -> dict[str, Any]:
         """The arguments of the constructor, but the network."""

@@ -117,7 +117,10 @@ def load_checkpoint(path: str | os.PathLike[str]) -> dict[str, Any]:
     except FileNotFoundError:
         raise
     except Exception as error:  # torch raises many kinds for a damaged file
-        raise ValueError(f"{path} is not a readable checkpoint: {error}") from error
+        raise ValueError(
+            f"{path} is not a readable checkpoint ({type(error).__name__}); delete it, or train "
+            "with resume=False"
+        ) from error
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise ValueError(f"{path} is not a checkpoint of format {FORMAT}")
     return content
