@@ -69,7 +69,7 @@ def test_get_finds_by_name_and_hints_at_near_names():
     assert catalog.get("meanflow").title == "Mean Flows for One-step Generative Modeling"
     with pytest.raises(ValueError, match="no system 'meanflo'; did you mean 'meanflow'"):
         catalog.get("meanflo")
-    with pytest.raises(ValueError, match="no system 'zzzz'$"):
+    with pytest.raises(ValueError, match="no system 'zzzz'; `fluvial list`"):
         catalog.get("zzzz")
 
 

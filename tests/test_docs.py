@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
@@ -124,9 +125,11 @@ def test_a_file_that_is_no_result_of_the_system_is_refused(
 
 
 @pytest.mark.parametrize(("page", "count"), [("concepts", 7), ("own", 4)])
-def test_code_of_a_page_runs(page: str, count: int):
+def test_code_of_a_page_runs(page: str, count: int, monkeypatch: pytest.MonkeyPatch):
     text = (DOCS / f"{page}.md").read_text(encoding="utf-8")
     blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
     assert len(blocks) == count
     # one program: later blocks use what earlier ones define; they hold their own assertions
-    exec(compile("\n".join(blocks), f"{page}.md", "exec"), {"__name__": page})
+    module = ModuleType(f"fluvial_docs_page_{page}")
+    monkeypatch.setitem(sys.modules, module.__name__, module)  # dataclasses look it up
+    exec(compile("\n".join(blocks), f"{page}.md", "exec"), module.__dict__)

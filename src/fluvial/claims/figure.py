@@ -59,7 +59,11 @@ def samples_and_curves(
     figure = plt.figure(figsize=(inches, top + 3.2))
     grid = figure.add_gridspec(2, 1, height_ratios=[top, 3.2])
     strips, plot = figure.add_subfigure(grid[0]), figure.add_subfigure(grid[1])
-    axes = strips.subplots(len(rows), 1, gridspec_kw={"hspace": 0.08, "left": 0.14, "right": 0.995})
+    axes = strips.subplots(
+        len(rows),
+        1,
+        gridspec_kw={"hspace": 0.08, "left": 0.14, "right": 0.995, "top": 0.99, "bottom": 0.01},
+    )
     for axis, (title, images) in zip(np.atleast_1d(axes), rows, strict=True):
         strip = _tiles(images, count)
         axis.imshow(

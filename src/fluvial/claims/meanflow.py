@@ -158,7 +158,8 @@ PRESETS: dict[str, Config] = {
         classifier_epochs=1,
         side_by_side=False,
     ),
-    "laptop": Config(samples=500),
+    # the learning rates that the record chose on validation images
+    "laptop": Config(samples=500, lr=(6e-3,), rival_lr=(6e-3,)),
     "record": Config(
         steps=2600, seeds=(0, 1, 2), lr=(1.5e-3, 3e-3, 6e-3), rival_lr=(1.5e-3, 3e-3, 6e-3)
     ),

@@ -384,8 +384,8 @@ class MeanFlow(Objective):
         return u, v, du.detach()
 
     def _check(self, x0: Tensor, label: Tensor | None, *, values: bool) -> None:
-        for name, value in (("x0", x0), ("label", label)):
-            if value is not None and not isinstance(value, Tensor):
+        for name, value in [("x0", x0)] + ([] if label is None else [("label", label)]):
+            if not isinstance(value, Tensor):
                 raise TypeError(f"{name} must be a tensor, got {type(value).__name__}")
         if not x0.is_floating_point():
             raise TypeError(f"x0 must be floating (in fit also uint8), got {x0.dtype}")
@@ -407,7 +407,7 @@ class MeanFlow(Objective):
 
     def _check_label(self, label: Tensor, rows: int, *, values: bool) -> None:
         if label.dtype not in (torch.int64, torch.int32):
-            raise TypeError(f"label must be int64 or int32, got {label.dtype}")
+            raise TypeError(f"label must be an integer tensor (int64 or int32), got {label.dtype}")
         if tuple(label.shape) != (rows,):
             raise ValueError(f"label must have shape ({rows},), got {tuple(label.shape)}")
         num_classes = getattr(self.network, "num_classes", None)
