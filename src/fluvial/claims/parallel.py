@@ -29,16 +29,18 @@ def side_by_side(function: Callable[..., object], calls: Sequence[tuple[Any, ...
     processes = [
         context.Process(target=_call, args=(function, arguments, threads)) for arguments in calls
     ]
-    for process in processes:
-        process.start()
+    started = []
     try:
+        for process in processes:
+            process.start()
+            started.append(process)
         for process in processes:
             process.join()
     except KeyboardInterrupt:
-        for process in processes:
+        for process in started:
             if process.is_alive() and process.pid is not None:
                 os.kill(process.pid, signal.SIGINT)
-        for process in processes:
+        for process in started:
             process.join()
         raise
     failed = [process.exitcode for process in processes if process.exitcode]
