@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+import fluvial
 from fluvial import catalog, cli
 from fluvial.claims import meanflow
 
@@ -89,3 +90,8 @@ def test_interruption_has_a_status(
     monkeypatch.setattr(meanflow, "run", run)
     assert cli.main(["run", "meanflow"]) == 130
     assert "goes on" in capsys.readouterr().err
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["--version"]) == 0
+    assert capsys.readouterr().out.strip() == fluvial.__version__

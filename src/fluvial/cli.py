@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 
 import tyro
 
+import fluvial
 from fluvial import catalog
 
 
@@ -53,6 +54,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Entry point. Returns the exit status: 0, 2 for a bad request, 130 for Ctrl-C."""
     argv = list(sys.argv[1:] if argv is None else argv)
     try:
+        if argv == ["--version"]:
+            print(fluvial.__version__)
+            return 0
         if argv[:1] == ["run"]:
             return _run(argv[1:])
         command = tyro.extras.subcommand_cli_from_dict(

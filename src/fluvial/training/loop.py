@@ -174,7 +174,10 @@ def train(
     checkpoint = out / "checkpoint.pt" if out else None
     if checkpoint and resume and checkpoint.exists():
         saved = load_checkpoint(checkpoint)
-        _check_same(saved["config"], config, checkpoint)
+        # how often it is saved does not change a training
+        _check_same(
+            {**saved["config"], "checkpoint_every": training.checkpoint_every}, config, checkpoint
+        )
         objective.load_state_dict(saved["objective"])
         optimizer.load_state_dict(saved["optimizer"])
         average = {name: value.to(device) for name, value in saved["average"].items()}
