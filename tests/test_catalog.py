@@ -127,3 +127,11 @@ def test_write_names_a_missing_file(tmp_path: Path, capsys: pytest.CaptureFixtur
 def test_without_arguments_the_table_is_printed(capsys: pytest.CaptureFixture[str]):
     catalog.main([])
     assert capsys.readouterr().out == catalog.markdown_table() + "\n"
+
+
+def test_a_recipe_makes_models_of_a_users_data():
+    assert [system.name for system in SYSTEMS if system.recipe] == ["meanflow"]
+    recipe = catalog.get("meanflow").load_recipe()
+    assert recipe().as_json()["steps"] > 0
+    with pytest.raises(ValueError, match="'saemark-watermark' has no recipe"):
+        catalog.get("saemark-watermark").load_recipe()

@@ -4,8 +4,9 @@ A *path* says how data becomes noise, a *field* is learned along it by minimisin
 a *sampler* simulates the field back, and *steering* bends the simulation. `fluvial.core` holds
 these parts, the wings (`fluvial.images`, ...) the methods made of them, `fluvial.catalog` the list.
 
-The names of the core can be taken from here, ``from fluvial import KeyedNoise``; each is imported
-at its first use, so that ``import fluvial`` itself stays cheap.
+`load` gives back any saved model, `IntendedUse` says what one is for. The names of the core can be
+taken from here too, ``from fluvial import KeyedNoise``; each is imported at its first use, so that
+``import fluvial`` itself stays cheap.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ _CORE = {
     "Ancestral": "fluvial.core.simulate",
     "simulate": "fluvial.core.simulate",
     "KeyedNoise": "fluvial.core.noise",
+    "IntendedUse": "fluvial.training.use",
+    "load": "fluvial.models",
 }
 
 if TYPE_CHECKING:
@@ -48,12 +51,15 @@ if TYPE_CHECKING:
         Steering,
     )
     from fluvial.core.simulate import Ancestral, simulate
+    from fluvial.models import load
+    from fluvial.training.use import IntendedUse
 
 __all__ = [
     "Ancestral",
     "Draw",
     "Field",
     "GaussianPath",
+    "IntendedUse",
     "KeyedNoise",
     "Noise",
     "Objective",
@@ -64,6 +70,7 @@ __all__ = [
     "State",
     "Steering",
     "__version__",
+    "load",
     "simulate",
 ]
 

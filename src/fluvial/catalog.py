@@ -54,6 +54,8 @@ class System:
         arxiv: the arXiv id, ``None`` where there is none or it is not known.
         cls: dotted path of the class; ``None`` while the system is planned.
         claim: the module that runs the paper's central claim; ``None`` while it is planned.
+        recipe: dotted path of the dataclass with which `fluvial train` makes a model of a user's
+            data; ``None`` for a system that is not trained on such data.
         extra: the extra of ``pyproject.toml`` that the system needs, ``None`` if none.
     """
 
@@ -67,6 +69,7 @@ class System:
     arxiv: str | None = None
     cls: str | None = None
     claim: str | None = None
+    recipe: str | None = None
     extra: str | None = None
 
     @property
@@ -93,8 +96,17 @@ class System:
         """
         if self.cls is None:
             raise ValueError(f"{self.name!r} is planned: there is no class to load yet")
-        module, _, name = self.cls.rpartition(".")
-        return getattr(import_module(module), name)
+        return _named(self.cls)
+
+    def load_recipe(self) -> Any:
+        """The class of the recipe.
+
+        Raises:
+            ValueError: the system has none.
+        """
+        if self.recipe is None:
+            raise ValueError(f"{self.name!r} has no recipe to train on other data")
+        return _named(self.recipe)
 
     def _cite(self, title: str | None, arxiv: str | None) -> str:
         parts = [title or "title not known", self.authors, f"{self.venue} {self.year}", arxiv]
@@ -107,6 +119,11 @@ class System:
         return self._cite(f"*{self.title}*" if self.title else None, arxiv)
 
 
+def _named(path: str) -> Any:
+    module, _, name = path.rpartition(".")
+    return getattr(import_module(module), name)
+
+
 SYSTEMS: tuple[System, ...] = (
     System(
         name="meanflow",
@@ -117,6 +134,7 @@ SYSTEMS: tuple[System, ...] = (
         arxiv="2505.13447",
         cls="fluvial.images.meanflow.MeanFlow",
         claim="fluvial.claims.meanflow",
+        recipe="fluvial.images.recipe.Recipe",
     ),
     System(
         name="representation-guidance",
@@ -432,8 +450,8 @@ def get(name: str) -> System:
         if system.name == name:
             return system
     near = get_close_matches(name, [system.name for system in SYSTEMS])
-    hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
-    raise ValueError(f"there is no system {name!r}{hint}; `fluvial list` shows all")
+    hint = f"; did you mean {' or '.join(map(repr, near))}?" if near else ";"
+    raise ValueError(f"there is no system {name!r}{hint} `fluvial list` shows all")
 
 
 def available() -> tuple[System, ...]:

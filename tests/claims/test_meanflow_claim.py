@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +14,8 @@ import torch
 from fluvial.claims import meanflow as claim
 from fluvial.core.noise import KeyedNoise
 from fluvial.images import MeanFlow
-from fluvial.training.loop import Training, train
+from fluvial.training.loop import train
+from fluvial.training.stage import Stage, Training
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +42,7 @@ def test_schema_and_finiteness(smoke: tuple[Path, dict]) -> None:
 
 def test_everything_lands_in_the_folder(smoke: tuple[Path, dict]) -> None:
     out, _ = smoke
-    for name in ("config.json", "table.md", "card.md", "result.json", "model.safetensors"):
+    for name in ("config.json", "table.md", "README.md", "result.json", "model.safetensors"):
         assert (out / name).stat().st_size > 0, name
     for name in ("figure.png", "samples.png"):
         assert (out / name).read_bytes().startswith(b"\x89PNG")
@@ -58,10 +60,7 @@ def test_same_numbers_again_and_after_an_interruption(
     again.mkdir()
     for name in ("config.json", "step_seconds.json", "classifier.safetensors"):
         (again / name).write_bytes((out / name).read_bytes())
-    folder = again / "meanflow-0"
-    folder.mkdir()
-    for path in (out / "meanflow-0").iterdir():
-        (folder / path.name).write_bytes(path.read_bytes())
+    shutil.copytree(out / "meanflow-0", again / "meanflow-0")
     report = claim.run(claim.PRESETS["smoke"], "smoke", again, progress=False)
     resumed = json.loads(json.dumps(report.as_json()))
     assert resumed["table"] == result["table"]
@@ -89,12 +88,8 @@ def test_full_preset_builds_and_takes_one_step() -> None:
     assert sum(p.numel() for p in model.parameters()) > 1.25e8
     before = model.network.out.weight.detach().clone()
     latents = KeyedNoise(0).normal(torch.empty(2, 4, 32, 32))
-    train(
-        model,
-        {"x": latents, "label": torch.tensor([3, 999])},
-        Training(steps=1, batch_size=2, lr=config.lr[0]),
-        progress=False,
-    )
+    data = {"x": latents, "label": torch.tensor([3, 999])}
+    train(Stage(model, data, Training(steps=1, batch_size=2, lr=config.lr[0])), progress=False)
     assert not torch.equal(model.network.out.weight, before)
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from huggingface_hub import ModelCard
 
 from fluvial.claims import report
 from fluvial.claims.report import Report, markdown_table, open_run, write_report
@@ -70,7 +71,15 @@ def test_only_a_record_is_judged_and_kept(tmp_path: Path, monkeypatch: pytest.Mo
     kept = json.loads((results / "toy.json").read_text())
     assert kept["verdict"] == "holds"
     assert kept == json.loads((tmp_path / "b" / "result.json").read_text())
-    assert "the claim holds" in (tmp_path / "b" / "card.md").read_text()
+    card = (tmp_path / "b" / "README.md").read_text()
+    for part in (
+        "the claim holds",
+        markdown_table(make("record").table),
+        '"steps": 3',
+        "- Name: none",
+    ):
+        assert part in card, part
+    assert ModelCard(card).data.tags == ["fluvial", "toy"]
 
 
 def test_table_is_markdown_with_blanks_for_none() -> None:

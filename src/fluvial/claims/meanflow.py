@@ -32,7 +32,7 @@ from fluvial.claims.verdict import Comparison
 from fluvial.core.gaussian.ode import Euler
 from fluvial.core.noise import KeyedNoise
 from fluvial.core.time import LogitNormal
-from fluvial.data import IMAGE_SETS, scaled
+from fluvial.data import SETS, scaled
 from fluvial.images.meanflow import Guidance, MeanFlow, TimePairs
 from fluvial.metrics import (
     ConvFeatures,
@@ -81,7 +81,7 @@ class Config:
     """Everything a run of the claim depends on.
 
     Args:
-        data: a name in `fluvial.data.IMAGE_SETS`, or the path of an ``.npz`` file with arrays ``x``
+        data: a name in `fluvial.data.SETS`, or the path of an ``.npz`` file with arrays ``x``
             (rows, channels, height, width), uint8 images or float latents of any scale, and
             integer ``label`` (rows,); 30 rows or more.
         patch: side of a patch of the `DiT`.
@@ -353,7 +353,8 @@ class _ClaimRun:
             betas=self.config.betas,
             ema=self.config.ema,
             warmup=self.config.warmup,
-            decay=self.config.decay,
+            schedule="linear" if self.config.decay else "constant",
+            decay=self.config.decay or 1.0,
             seed=seed,
             out=folder,
             progress=self.progress,
@@ -539,15 +540,19 @@ class _Data:
 
 
 def _read(name: str) -> _Data:
-    if name in IMAGE_SETS:
-        images = IMAGE_SETS[name]()
-        provenance = {"name": images.name, "source": images.source, "licence": images.licence}
-        parts = {part: (scaled(rows.images), rows.labels) for part, rows in images.split().items()}
-        return _Data(parts, len(images.label_names), provenance)
+    if name in SETS:
+        data = SETS[name]()
+        provenance = {"name": data.name, "source": data.source, "licence": data.licence}
+        parts = {
+            part: (scaled(rows.x), rows.label)
+            for part, rows in data.split().items()
+            if rows.label is not None  # all of these sets have labels
+        }
+        return _Data(parts, len(data.label_names), provenance)
     path = Path(name)
     if not path.is_file():
         raise FileNotFoundError(
-            f"data: there is no image set {name!r} ({', '.join(IMAGE_SETS)}) and no such .npz file"
+            f"data: there is no image set {name!r} ({', '.join(SETS)}) and no such .npz file"
         )
     try:
         with np.load(path) as arrays:

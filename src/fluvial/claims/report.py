@@ -15,6 +15,8 @@ import torch
 
 import fluvial
 from fluvial.claims.verdict import RULE, Comparison, judge
+from fluvial.models import ABOUT
+from fluvial.training.card import write_claim_card
 from fluvial.training.files import atomic, new_folder, write_json
 
 RESULTS = Path(__file__).parent / "results"
@@ -144,42 +146,22 @@ def open_run(out: Path, preset: str, config: Any, *, force: bool) -> Path:
 
 
 def write_report(report: Report, out: Path) -> None:
-    """``table.md``, ``card.md`` and, last, ``result.json``; a record also beside its claim."""
+    """``table.md``, the card and, last, ``result.json``; a record also beside its claim."""
     content = report.as_json()
     with atomic(out / "table.md") as path:
         path.write_text(markdown_table(report.table) + "\n", encoding="utf-8")
-    with atomic(out / "card.md") as path:
-        path.write_text(_card(report), encoding="utf-8")
+    write_claim_card(
+        out,
+        system=report.system,
+        preset=report.preset,
+        evaluation=report.as_text(),
+        data=report.data,
+        notes=report.notes,
+        config=content["config"],
+        seconds=report.seconds,
+        versions=content["versions"],
+        about=ABOUT,
+    )
     if report.preset == "record":
         write_json(RESULTS / f"{report.system}.json", content)
     write_json(out / "result.json", content)
-
-
-def _card(report: Report) -> str:
-    data = "\n".join(f"- {name}: {value}" for name, value in report.data.items())
-    notes = "\n".join(f"- {note}" for note in report.notes)
-    config = json.dumps(asdict(report.config), indent=2)
-    return f"""# {report.system}, preset {report.preset}
-
-![samples and distances](figure.png)
-
-![samples in one evaluation, a class a row](samples.png)
-
-{report.as_text()}
-
-## Data
-
-{data}
-
-## Notes
-
-{notes}
-
-## Configuration
-
-```json
-{config}
-```
-
-Trained with fluvial {fluvial.__version__}, torch {torch.__version__}, in {report.seconds:.0f} s.
-"""

@@ -174,14 +174,26 @@ class Field(Protocol):
 class Objective(nn.Module, ABC):
     """What is minimised. Owns everything it trains and its target copies.
 
-    ``forward(batch, noise)`` returns a mapping with ``"loss"``, a scalar, and terms to log.
+    ``forward(batch, noise)`` returns a mapping with ``"loss"``, a scalar, and terms to log:
+    scalars, means over the rows of the batch, or (batch,), one value a row. With ``"t"`` (batch,),
+    the times of the rows, those of one value a row are logged by time too.
+
+    The rows of a batch may be spread over parts and processes: the loss of the whole must be the
+    mean of the losses of its equal parts.
     """
+
+    criterion: str = "loss"
+    """The term by which weights are compared on validation data; smaller is better."""
 
     @abstractmethod
     def forward(self, batch: Mapping[str, Tensor], noise: Noise) -> Mapping[str, Tensor]: ...
 
     def after_step(self) -> None:  # noqa: B027 (most objectives have nothing to do here)
         """Called once after every optimiser step: Polyak copies, running tables."""
+
+    def finish(self, average: Mapping[str, Tensor]) -> None:
+        """Called at the end of a training with the averaged weights, which are then the model's."""
+        self.load_state_dict(average)
 
 
 class Sampler(Protocol):

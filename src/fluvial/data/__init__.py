@@ -1,14 +1,16 @@
-"""Data sets that ship inside packages, with their provenance. Nothing is downloaded."""
+"""Data with provenance: sets that ship inside packages, and the user's own files.
+
+`read` takes every source and gives a `DataSet`, whose `Format` says how its rows become the numbers
+that a model sees, and back.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from fluvial.data.animals import animals
+from fluvial.data.dataset import DataSet
 from fluvial.data.digits import digits
-from fluvial.data.images import ImageSet, scaled, to_uint8
+from fluvial.data.format import Format
+from fluvial.data.images import scaled, to_uint8
+from fluvial.data.read import SETS, read
 
-__all__ = ["IMAGE_SETS", "ImageSet", "animals", "digits", "scaled", "to_uint8"]
-
-IMAGE_SETS: dict[str, Callable[[], ImageSet]] = {"animals": animals, "digits": digits}
-"""The image sets, by name."""
+__all__ = ["SETS", "DataSet", "Format", "animals", "digits", "read", "scaled", "to_uint8"]

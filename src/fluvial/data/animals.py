@@ -9,7 +9,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from fluvial.data.images import ImageSet, read_gzip
+from fluvial.data.dataset import DataSet
+from fluvial.data.format import Format
+from fluvial.data.packages import read_gzip
 
 INSTALL = "pip install --no-deps animal-mnist==0.4"
 """Without its dependencies: it asks for TensorFlow, which reading the files does not need."""
@@ -19,6 +21,19 @@ _FILES = {
     "animal_data_version_3.gz": "68a30346781a0984f839463a4615d2decb899d1ce65091bb92586311754a34ce",
     "animal_label_version_3.gz": "dec8dba7c469830989fbab46825021a08a38470753a512f27ada847eced97b57",
 }
+
+_NAMES = (
+    "bear",
+    "bird",
+    "cat",
+    "cow",
+    "dog",
+    "elephant",
+    "giraffe",
+    "horse",
+    "sheep",
+    "zebra",
+)
 
 # The whole of what the pickle of an array names. NumPy 2 has renamed numpy.core.
 _ALLOWED = {
@@ -59,7 +74,7 @@ def load_array(pickled: bytes) -> np.ndarray:
     return array
 
 
-def animals() -> ImageSet:
+def animals() -> DataSet:
     """Animal-Shape: silhouettes of animals in the format of MNIST, white on black.
 
     uint8, (10000, 1, 28, 28), 1,000 of each of ten classes, in the order of the classes; 9,716
@@ -77,22 +92,11 @@ def animals() -> ImageSet:
         load_array(read_gzip("animal_mnist", _FOLDER + file, digest, INSTALL))
         for file, digest in _FILES.items()
     )
-    return ImageSet(
+    return DataSet(
         # copied: the arrays of a pickle may lie in its read-only bytes
-        images=torch.from_numpy(pixels.copy())[:, None],
-        labels=torch.from_numpy(labels.astype(np.int64)),
-        label_names=(
-            "bear",
-            "bird",
-            "cat",
-            "cow",
-            "dog",
-            "elephant",
-            "giraffe",
-            "horse",
-            "sheep",
-            "zebra",
-        ),
+        x=torch.from_numpy(pixels.copy())[:, None],
+        label=torch.from_numpy(labels.astype(np.int64)),
+        format=Format("images", (1, 28, 28), label_names=_NAMES),
         name="animals",
         licence="MIT",
         source="animal-mnist 0.4",

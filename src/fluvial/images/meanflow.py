@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any, Literal, Self, cast
@@ -35,12 +35,17 @@ from fluvial.core.protocols import (
 )
 from fluvial.core.simulate import simulate
 from fluvial.core.time import LogitNormal, Uniform, grid_pairs, uniform_grid
-from fluvial.data.images import scaled
+from fluvial.data.format import Format
 from fluvial.networks import describe, rebuild
 from fluvial.training.files import load_model, save_model
-from fluvial.training.loop import Training, train
+from fluvial.training.loop import Stage, Training, train
+from fluvial.training.processes import is_main
+from fluvial.training.sharding import whole_state
+from fluvial.training.use import IntendedUse, derive, read_use
 
 PATH = Linear()
+BLOCK = 1 << 24
+"""Numbers looked at together when a whole data set is checked."""
 
 
 def _check_share(name: str, value: float) -> None:
@@ -198,13 +203,21 @@ class MeanFlow(Objective):
             ``"boundary"`` the network's own u(x_t, t, t), ``"head"`` its velocity head, trained
             beside it by the same weighted error (both Improved Mean Flows, published with
             ``TimePairs(ratio=0.5)``).
-        shape: of one event; taken from the network or the data if left out.
+        shape: of one event; taken from the network, ``format`` or the data if left out.
+        format: how the user's data become numbers of the order of 1, and back; `fit` encodes with
+            it, and it is saved with the model. None: the data are such numbers already, except that
+            uint8 images get the format of images when they are fitted.
 
     Raises:
-        ValueError: a network without the inputs that ``guidance`` or ``tangent`` needs.
+        ValueError: a network without the inputs that ``guidance`` or ``tangent`` needs; a network,
+            ``shape`` and ``format`` that disagree.
 
     Citation: Geng et al., NeurIPS 2025, arXiv 2505.13447; iMF: CVPR 2026, arXiv 2512.02012.
     """
+
+    criterion = "delta"
+    intended: tuple[str, ...] = ("drawing new samples that resemble the training data",)
+    out_of_scope: tuple[dict[str, str], ...] = ()
 
     def __init__(
         self,
@@ -216,6 +229,7 @@ class MeanFlow(Objective):
         guidance: Guidance | FreeGuidance | None = None,
         tangent: Literal["target", "boundary", "head"] = "target",
         shape: Sequence[int] | None = None,
+        format: Format | None = None,
     ) -> None:
         super().__init__()
         if tangent not in ("target", "boundary", "head"):
@@ -243,13 +257,29 @@ class MeanFlow(Objective):
         self.network: Any = network  # nn.Module says too little of its attributes
         self.times, self.p, self.c = times, p, c
         self.guidance, self.tangent = guidance, tangent
-        shape = getattr(network, "shape", None) if shape is None else shape
-        self.shape = None if shape is None else tuple(int(size) for size in shape)
+        said = {
+            "shape": shape,
+            "network": getattr(network, "shape", None),
+            "format": None if format is None else format.shape,
+        }
+        shapes = {
+            name: tuple(int(size) for size in value)
+            for name, value in said.items()
+            if value is not None
+        }
+        if len(set(shapes.values())) > 1:
+            raise ValueError(f"the shape of an event differs: {shapes}")
+        self.shape: tuple[int, ...] | None = next(iter(shapes.values()), None)
+        self.format = format
+        self.use: IntendedUse | None = IntendedUse(intended=self.intended)
 
     # Training
 
     def forward(self, batch: Mapping[str, Tensor], noise: Noise) -> dict[str, Tensor]:
-        return self.loss(batch["x"], batch.get("label"), noise=noise)
+        x = batch["x"]
+        if self.format is not None:
+            x = self.format.encode(x).to(next(self.parameters()).dtype)
+        return self.loss(x, batch.get("label"), noise=noise)
 
     def loss(
         self,
@@ -261,9 +291,9 @@ class MeanFlow(Objective):
         """The objective on one batch.
 
         Returns:
-            ``loss``; ``delta``, the mean of |V - v_g|^2, and ``fm_error``, its mean over the rows
-            with r = t (the flow-matching error; NaN-free: 0 if there are none). With p = 1 the
-            loss stays near 1 while samples improve: watch these.
+            ``loss``; ``delta``, |V - v_g|^2 of every row, and ``t``, their times; ``fm_error``, the
+            mean of delta over the rows with r = t (the flow-matching error; NaN-free: 0 if there
+            are none). With p = 1 the loss stays near 1 while samples improve: watch these.
 
         Raises:
             TypeError: ``x0`` is not floating or ``label`` not an integer tensor.
@@ -299,8 +329,10 @@ class MeanFlow(Objective):
         loss = self._weighted(delta)
         if self.tangent == "head":
             loss = loss + self._weighted(_squared(head_errors))
-        fm_error = delta[: len(flow)].detach().sum() / max(len(flow), 1)
-        return {"loss": loss, "delta": delta.detach().mean(), "fm_error": fm_error}
+        delta = delta.detach()
+        fm_error = delta[: len(flow)].sum() / max(len(flow), 1)
+        in_order = torch.empty_like(delta).index_copy_(0, torch.cat([flow, jump]), delta)
+        return {"loss": loss, "delta": in_order, "t": t, "fm_error": fm_error}
 
     def _weighted(self, delta: Tensor) -> Tensor:
         return (delta / (delta.detach() + self.c) ** self.p).mean()
@@ -384,26 +416,33 @@ class MeanFlow(Objective):
         return u, v, du.detach()
 
     def _check(self, x0: Tensor, label: Tensor | None, *, values: bool) -> None:
-        for name, value in [("x0", x0)] + ([] if label is None else [("label", label)]):
-            if not isinstance(value, Tensor):
-                raise TypeError(f"{name} must be a tensor, got {type(value).__name__}")
+        if not isinstance(x0, Tensor):
+            raise TypeError(f"x0 must be a tensor, got {type(x0).__name__}")
         if not x0.is_floating_point():
             raise TypeError(f"x0 must be floating (in fit also uint8), got {x0.dtype}")
         wanted = next((p.dtype for p in self.parameters()), x0.dtype)
         if x0.dtype != wanted:
             raise TypeError(f"x0 is {x0.dtype} and the network {wanted}; convert one of them")
+        self._check_event(x0)
+        if values and not bool(x0.isfinite().all()):
+            raise ValueError("x0 holds values that are not finite")
+        self._check_labels(label, len(x0), values=values)
+
+    def _check_event(self, x0: Tensor) -> None:
         if x0.ndim < 2 or len(x0) == 0:
             raise ValueError(f"x0 needs rows and an event shape, got shape {tuple(x0.shape)}")
         if self.shape is not None and tuple(x0.shape[1:]) != self.shape:
             event = ", ".join(map(str, self.shape))
             raise ValueError(f"x0 must have shape (batch, {event}), got {tuple(x0.shape)}")
-        if values and not bool(x0.isfinite().all()):
-            raise ValueError("x0 holds values that are not finite")
+
+    def _check_labels(self, label: Tensor | None, rows: int, *, values: bool) -> None:
         if label is None:
             if self.guidance is not None:
                 raise ValueError("label is missing, and guidance needs one for every row")
             return
-        self._check_label(label, len(x0), values=values)
+        if not isinstance(label, Tensor):
+            raise TypeError(f"label must be a tensor, got {type(label).__name__}")
+        self._check_label(label, rows, values=values)
 
     def _check_label(self, label: Tensor, rows: int, *, values: bool) -> None:
         if label.dtype not in (torch.int64, torch.int32):
@@ -424,23 +463,29 @@ class MeanFlow(Objective):
         label: Tensor | None = None,
         *,
         steps: int,
+        validation: tuple[Tensor, Tensor | None] | None = None,
         out: str | Path | None = None,
         resume: bool = True,
         progress: bool = True,
+        trackers: Sequence[str] = (),
+        preview: Callable[[Path], None] | None = None,
         **training: Any,
     ) -> Self:
         """Train on data, then hold the averaged weights.
 
         Args:
-            x: (rows, *event), floating and of the order of 1, or uint8 images, which are scaled to
-                [-1, 1].
+            x: (rows, *event), in the user's units if the model has a format; else floating and of
+                the order of 1, or uint8 images. May be memory-mapped.
             label: (rows,) classes.
-            steps: optimiser steps. A training that is resumed ends where it was going to end; to
-                train on, fit again into another folder.
-            out: folder for the training's checkpoint and metrics; see
-                `fluvial.training.loop.train`.
-            resume: go on from the checkpoint in ``out``, if there is one.
+            steps: optimiser steps. A training that is resumed ends where it was going to end; with
+                a constant learning rate it can be made longer.
+            validation: (x, label) that are not trained on: measured now and then, and used to
+                choose among the averages of the weights.
+            out: folder for checkpoints, metrics and weights; see `fluvial.training.loop.train`.
+            resume: go on from the latest checkpoint in ``out``, if there is one.
             progress: show a progress bar.
+            trackers: see `fluvial.training.loop.train`.
+            preview: see `fluvial.training.loop.Stage`.
             **training: other fields of `fluvial.training.loop.Training`. Its learning rate, 1e-4,
                 is the paper's for ImageNet; small networks take ten times as much.
 
@@ -449,23 +494,50 @@ class MeanFlow(Objective):
             `fluvial.training.loop.train`, where the options of this model and those of the network
             count as configuration.
         """
-        if isinstance(x, Tensor) and x.dtype == torch.uint8:
-            x = scaled(x)
-        self._check(x, label, values=True)
-        data = {"x": x} if label is None else {"x": x, "label": label}
-        # the shape may be learnt from the data, which have a fingerprint of their own
-        average = train(
-            self,
-            data,
-            Training(steps=steps, **training),
-            out=None if out is None else Path(out),
-            resume=resume,
-            progress=progress,
-            config={"network": describe(self.network), **self._options(), "shape": None},
-        )
+        before = self.format
+        if self.format is None and isinstance(x, Tensor) and x.dtype == torch.uint8:
+            self._check_event(x)
+            self.format = Format("images", tuple(x.shape[1:]))
+        try:
+            data = self._rows(x, label)
+            held = None if validation is None else self._rows(*validation)
+            # the shape may be learnt from the data, which have a fingerprint of their own
+            config = {"network": describe(self.network), **self._options(), "shape": None}
+            if self.format is not None:
+                config["format"] = self.format.as_json()
+            train(
+                Stage(self, data, Training(steps=steps, **training), held, preview),
+                out=None if out is None else Path(out),
+                resume=resume,
+                progress=progress,
+                config=config,
+                trackers=trackers,
+            )
+        except BaseException:
+            self.format = before
+            raise
         self.shape = tuple(x.shape[1:])
-        self.load_state_dict(average)
+        if self.use is not None and self.use.system is not None:
+            # the statement of the model in a file that this one was made of
+            self.use = derive([self.use], intended=self.intended)
         return self.eval()
+
+    def _rows(self, x: Tensor, label: Tensor | None) -> dict[str, Tensor]:
+        """Data to train on, checked in blocks: they may be larger than the memory."""
+        if self.format is None:
+            self._check(x, label, values=False)
+        else:
+            self._check_event(x)
+            self.format.encode(x[:1])
+            self._check_labels(label, len(x), values=False)
+        size = max(1, BLOCK // max(1, x[0].numel()))
+        for start in range(0, len(x), size) if x.is_floating_point() else ():
+            finite = x[start : start + size].flatten(1).isfinite().all(1)
+            if not bool(finite.all()):
+                row = start + int(finite.logical_not().nonzero()[0])
+                raise ValueError(f"x0 holds values that are not finite, in row {row} first")
+        self._check_labels(label, len(x), values=True)
+        return {"x": x} if label is None else {"x": x, "label": label}
 
     # Sampling
 
@@ -497,14 +569,14 @@ class MeanFlow(Objective):
         sampler: Sampler | None = None,
         steps: int = 1,
         grid: Sequence[float] | None = None,
-        label: int | Tensor | None = None,
+        label: int | str | Tensor | None = None,
         x1: Tensor | None = None,
         steer: Steering | None = None,
         batch_size: int = 500,
         progress: bool = False,
         **cond: Any,
     ) -> Tensor:
-        """Samples (num, *event).
+        """Samples (num, *event), of the order of 1: ``format.decode`` brings them to data's units.
 
         Args:
             num: how many.
@@ -513,7 +585,8 @@ class MeanFlow(Objective):
                 integrate the velocity u(x, t, t).
             steps: equal steps from 1 to 0. More than four can be worse than fewer.
             grid: other times, falling from 1 to 0, in place of ``steps``.
-            label: one class for all or (num,); None samples without.
+            label: one class for all, by number or by the name it has in the format, or (num,); None
+                samples without.
             x1: (num, *event) start to use in place of a draw of the source.
             steer: bends the simulation, `ClassifierFree` for instance.
             batch_size: rows at a time.
@@ -535,6 +608,10 @@ class MeanFlow(Objective):
         if pairs[0, 0] != 1 or pairs[-1, 1] != 0 or not bool((pairs[:, 1] < pairs[:, 0]).all()):
             raise ValueError(f"grid must fall from 1 to 0, got {grid}")
         parameter = next(self.parameters())
+        if isinstance(label, str):
+            if self.format is None:
+                raise ValueError(f"label {label!r}: the model knows no names of classes")
+            label = self.format.label(label)
         if label is not None:
             label = torch.as_tensor(label)
             label = label.expand(num) if label.ndim == 0 else label
@@ -587,14 +664,21 @@ class MeanFlow(Objective):
     # Files
 
     def save(self, path: str | Path, *, overwrite: bool = False) -> None:
-        """One safetensors file: the weights, and in its header all that `load` needs."""
+        """One safetensors file: the weights, all that `load` needs, and the statement of use.
+
+        Of several processes all have to call it, and the main one writes.
+        """
         network = getattr(self.network, "_orig_mod", self.network)  # what torch.compile wrapped
         header = {
             "system": "meanflow",
             "network": describe(network),
             "options": self._options(),
+            "data": None if self.format is None else self.format.as_json(),
         }
-        save_model(path, network.state_dict(), header, overwrite=overwrite)
+        use = self.use and self.use.for_system("meanflow", self.out_of_scope)
+        weights = whole_state(network.state_dict())
+        if is_main():
+            save_model(path, weights, header, use=use, overwrite=overwrite)
 
     def _options(self) -> dict[str, Any]:
         """The arguments of the constructor, but the network."""
@@ -628,7 +712,10 @@ class MeanFlow(Objective):
         except RuntimeError as error:
             raise ValueError(f"the weights in {path} do not fit the network: {error}") from error
         options = {name: _decode(value) for name, value in header["options"].items()}
-        return cls(network, **options).eval()
+        data = header.get("data")
+        model = cls(network, format=data and Format.from_json(data), **options).eval()
+        model.use = read_use(path)
+        return model
 
 
 @dataclass(frozen=True)

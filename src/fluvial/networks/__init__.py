@@ -13,10 +13,15 @@ from torch import nn
 
 from fluvial.networks.context import ContextTransformer
 from fluvial.networks.dit import DiT
+from fluvial.networks.mlp import MLP
 
-__all__ = ["ContextTransformer", "DiT", "describe", "rebuild"]
+__all__ = ["MLP", "ContextTransformer", "DiT", "describe", "rebuild"]
 
-NETWORKS: dict[str, type[nn.Module]] = {"DiT": DiT, "ContextTransformer": ContextTransformer}
+NETWORKS: dict[str, type[nn.Module]] = {
+    "ContextTransformer": ContextTransformer,
+    "DiT": DiT,
+    "MLP": MLP,
+}
 
 
 def describe(network: nn.Module) -> dict[str, Any]:

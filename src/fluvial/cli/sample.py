@@ -1,0 +1,186 @@
+"""``fluvial sample RUN``: samples of a trained model."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import tyro
+
+from fluvial.cli.console import duration, first, only_errors, several, show, show_json
+from fluvial.cli.flags import as_flags, parse
+from fluvial.cli.train import _device
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+EXAMPLES = """\
+fluvial sample runs/photos --n 64 --out samples.png
+fluvial sample runs/photos --n 1000 --label cat dog --out samples
+fluvial sample runs/table --n 500 --seed 1 --out samples.csv
+fluvial sample runs/photos --n 10000 --weights best --out samples.npz
+torchrun --nproc-per-node 2 -m -- fluvial.cli sample runs/photos --n 50000 --out samples"""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Draw samples from a trained model, in the units of the data it was trained on.
+
+    Sample i depends on the seed, on i and on its label, and neither on --n nor on --batch-size, but
+    for the last bits of the arithmetic.
+
+    Args:
+        run: folder of a run, or the file of a model.
+        n: how many.
+        out: where to write them. Images: .png (one picture), a name without suffix (a folder with
+            one PNG an image, in folders by class if there are several), .npz or .npy. Tables: .csv
+            or .parquet. Arrays: .npz or .npy.
+        steps: network calls a sample. A MeanFlow is made for one; two may be better.
+        label: names of classes, taken in turn; by default all of them, for a model with labels.
+        seed: of the draw.
+        weights: weights of the run: those it chose, last, best (on the held-out rows, at any step),
+            or an average, as ema-0.999.
+        columns: images in a row of a picture; as many as there are rows by default.
+        batch_size: samples at a time.
+        device: where to compute; auto takes the first there is of cuda, mps and cpu.
+        force: replace what is there: a file, or those files of a folder that have the same names.
+        json: print where the samples are as one JSON document in place of text.
+        quiet: no progress.
+    """
+
+    run: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
+    out: Annotated[Path, tyro.conf.arg(metavar="FILE")]
+    n: int = 64
+    steps: int = 1
+    label: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME ...", help_behavior_hint="")] = ()
+    seed: int = 0
+    weights: Annotated[str | None, tyro.conf.arg(metavar="NAME", help_behavior_hint="")] = None
+    columns: Annotated[int | None, tyro.conf.arg(help_behavior_hint="")] = None
+    batch_size: int = 256
+    device: Literal["auto", "cpu", "cuda", "mps"] = "auto"
+    force: bool = False
+    json: bool = False
+    quiet: bool = False
+
+
+def main(argv: Sequence[str]) -> int:
+    """Returns the exit status."""
+    command = parse(Sample, argv, prog="fluvial sample", examples=EXAMPLES)
+    try:
+        with only_errors(command.json):
+            document = _sample(command)
+    except (ValueError, OSError) as error:
+        text = str(error).replace("or force it", "or --force")
+        raise ValueError(as_flags(text, Sample)) from error
+    if command.json:
+        show_json(document)
+    else:
+        what = f"{command.n:,} sample{'s' * (command.n != 1)}"
+        show(f"{what} in {duration(document['seconds'])}: {command.out}")
+    return 0
+
+
+def _sample(command: Sample) -> dict[str, Any]:
+    import torch
+
+    import fluvial
+    from fluvial.data import Format
+    from fluvial.data.write import check_output, write_samples
+    from fluvial.training.run import shared
+
+    for name in ("n", "steps", "columns", "batch_size"):
+        value = getattr(command, name)
+        if value is not None and value < 1:
+            raise ValueError(f"{name} must be at least 1, got {value}")
+    if command.seed < 0:
+        raise ValueError(f"seed must not be negative, got {command.seed}")
+    device = _device(command.device)
+    model = fluvial.load(command.run, weights=command.weights)
+    format = model.format
+    if format is None:  # fitted on tensors, of which no more is known
+        if model.shape is None:
+            raise ValueError(f"{command.run} does not say the shape of its samples")
+        format = Format("arrays", model.shape)
+    if first():
+        check_output(command.out, format, force=command.force)
+    names = command.label or (format.label_names if _labelled(model) else ())
+    classes = torch.tensor([format.label(name) for name in names], dtype=torch.int64)
+    label = classes[torch.arange(command.n) % len(classes)] if len(classes) else None
+    if several():
+        from accelerate import PartialState
+
+        device = PartialState().device
+    begin = time.perf_counter()
+    samples = _draw(model.to(device), format, label, command)
+    seconds = time.perf_counter() - begin
+    shared(
+        lambda: write_samples(
+            command.out,
+            samples,
+            label,
+            format,
+            columns=command.columns,
+            label_column=_label_column(command.run),
+            force=command.force,
+        )
+    )
+    counts = {name: int((label == format.label(name)).sum()) for name in names} if names else None
+    return {
+        "out": str(command.out),
+        "n": command.n,
+        "shape": list(format.shape),
+        "labels": counts,
+        "seed": command.seed,
+        "steps": command.steps,
+        "seconds": seconds,
+    }
+
+
+def _labelled(model: Any) -> bool:
+    return bool(getattr(model.network, "num_classes", 0))
+
+
+def _draw(model: Any, format: Any, label: Tensor | None, command: Sample) -> Tensor:
+    """The samples in the units of the data, on the CPU, batch after batch."""
+    import torch
+    from tqdm import tqdm
+
+    from fluvial.core.noise import KeyedNoise
+    from fluvial.training.processes import process, sample_across
+
+    noise = KeyedNoise(command.seed)
+    size = command.batch_size * process()[1]
+    parts = []
+    with tqdm(
+        total=command.n, desc="sampling", unit="sample", disable=command.quiet or not first()
+    ) as bar:
+        for start in range(0, command.n, size):
+            num = min(size, command.n - start)
+
+            def draw(rows: Tensor, start: int = start) -> Tensor:
+                rows = rows + start
+                part = {} if label is None else {"label": label[rows]}
+                return model.sample(
+                    len(rows),
+                    noise=noise.rows(rows),
+                    steps=command.steps,
+                    batch_size=command.batch_size,
+                    **part,
+                )
+
+            parts.append(format.decode(sample_across(draw, num)).cpu())
+            bar.update(num)
+    return torch.cat(parts)
+
+
+def _label_column(run: Path) -> str:
+    """The column of the labels in the table that a run was trained on."""
+    from fluvial.training.run import read_settings
+
+    try:
+        return str(read_settings(run)["recipe"].get("label") or "label")
+    except (OSError, ValueError):
+        return "label"
