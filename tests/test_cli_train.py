@@ -617,16 +617,16 @@ def test_two_processes(points: Path, tmp_path: Path) -> None:
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     train = ["train", "meanflow", "--data", "points.npy", "--out", str(out), *SMALL, "--quiet"]
     sample = ["sample", str(out), "--n", "7", "--batch-size", "2", "--out", str(target), "--json"]
-    said = [
-        subprocess.run(
+    said = []
+    for argv in (train, sample):
+        done = subprocess.run(
             [*launcher, "-m", "--", "fluvial.cli", *argv],
-            check=True,
             capture_output=True,
             text=True,
             env={**os.environ, "OMP_NUM_THREADS": "1"},
-        ).stdout
-        for argv in (train, sample)
-    ]
+        )
+        assert done.returncode == 0, done.stderr
+        said.append(done.stdout)
     assert said[0].count("meanflow, trained on") == 1 and json.loads(said[1])["n"] == 7
     a, b = (load_model(run / "model.safetensors")[0] for run in (points, out))
     assert all(torch.allclose(a[name], b[name], atol=1e-4) for name in a)

@@ -62,9 +62,17 @@ def test_as_json_and_back() -> None:
 
 @pytest.mark.parametrize(
     ("size", "patch"),
-    [((8, 8), 1), ((28, 28), 4), ((32, 32), 4), ((64, 64), 8), ((48, 64), 8), ((2, 3), 1)],
+    [
+        ((8, 8), 2),
+        ((28, 28), 7),
+        ((32, 32), 8),
+        ((64, 64), 8),
+        ((48, 64), 8),
+        ((96, 96), 12),
+        ((2, 3), 1),
+    ],
 )
-def test_the_patch_is_the_smallest_with_at_most_64(
+def test_the_patch_is_near_8_and_makes_16_to_64(
     size: tuple[int, int], patch: int, tmp_path: Path
 ) -> None:
     job = Recipe(**{**SMALL, "validation": 0}).prepare(folder(tmp_path / "x", size), progress=False)

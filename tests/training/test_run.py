@@ -194,7 +194,7 @@ def curves(**validation: list[tuple[int, float]]) -> Curves:
 
 
 def test_a_model_that_began_to_repeat_its_data() -> None:
-    assert curves(a=[(1, 3.0), (2, 2.0), (3, 1.99)], last=[(1, 0.1)]).notes() == []
+    assert curves(a=[(1, 3.0), (2, 2.0), (3, 2.1)], last=[(1, 0.1)]).notes() == []
     (note,) = curves(a=[(1, 3.0), (2, 2.0), (3, 2.5)], last=[(1, 0.1)]).notes()
     assert note.startswith("The validation loss was lowest at step 2 (2, a) and is 2.5 at the end")
     assert "weights/best.safetensors" in note

@@ -354,11 +354,11 @@ class Curves:
             key=lambda entry: entry[1][1],
         )
         end = self.chosen[-1]
-        if best < 0.98 * end[1]:
+        if best < 0.95 * end[1]:
             return [
                 f"The validation {self.criterion} was lowest at step {step} ({best:.4g}, {name}) "
-                f"and is {end[1]:.4g} at the end: the model began to repeat its training data. The "
-                "weights of that step are kept as weights/best.safetensors."
+                f"and is {end[1]:.4g} at the end: the model may have begun to repeat its training "
+                "data. The weights of that step are kept as weights/best.safetensors."
             ]
         return []
 
