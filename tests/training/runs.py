@@ -72,7 +72,6 @@ def start(out: Path, *options: str, processes: int = 1) -> subprocess.Popen[str]
             **os.environ,
             "PYTHONPATH": os.pathsep.join(p for p in sys.path if p),
             "OMP_NUM_THREADS": "1",
-            "ACCELERATE_USE_CPU": "true",
         },
     )
 

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from fluvial.training.files import save_model, write_json
 from fluvial.training.loop import Stage, Training, train
+from fluvial.training.processes import shared
 from fluvial.training.run import (
     Curves,
     begin,
@@ -22,7 +23,6 @@ from fluvial.training.run import (
     last_checkpoint,
     read_result,
     read_settings,
-    shared,
     train_job,
 )
 from fluvial.training.use import IntendedUse

@@ -89,7 +89,7 @@ def _sample(command: Sample) -> dict[str, Any]:
     import fluvial
     from fluvial.data import Format
     from fluvial.data.write import check_output, write_samples
-    from fluvial.training.run import shared
+    from fluvial.training.processes import shared
 
     for name in ("n", "steps", "columns", "batch_size"):
         value = getattr(command, name)

@@ -260,7 +260,8 @@ def _sampling(out: Path, kind: str) -> str:
 def _fit(job: Any, out: Path, device: str, trackers: Sequence[str], *, quiet: bool) -> _End:
     """Train, and say how it went."""
     from fluvial.models import write_card
-    from fluvial.training.run import shared, train_job
+    from fluvial.training.processes import shared
+    from fluvial.training.run import train_job
 
     if not several():  # several processes are placed by the loop
         job.model.to(device)

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import signal
 import threading
+import time
 from typing import Any
 
 
 class Interrupt:
-    """Ctrl-C and SIGTERM, held back until the step is whole. A second one does not wait."""
+    """Ctrl-C and SIGTERM, held back until the step is whole. A second one does not wait.
 
-    def __init__(self) -> None:
+    Args:
+        patience: seconds after the first in which another is taken for the same.
+    """
+
+    def __init__(self, patience: float = 0.0) -> None:
         self.seen: int | None = None
+        self._patience, self._since = patience, 0.0
         self._previous: dict[int, Any] = {}
         # only the main thread may handle signals; elsewhere an interrupt never arrives
         if threading.current_thread() is threading.main_thread():
@@ -19,8 +25,10 @@ class Interrupt:
                 self._previous[number] = signal.signal(number, self._handle)
 
     def _handle(self, number: int, frame: object) -> None:
-        second, self.seen = self.seen is not None, number
-        if second:
+        now = time.monotonic()
+        if self.seen is None:
+            self.seen, self._since = number, now
+        elif now - self._since >= self._patience:
             self.raise_it()
 
     def raise_it(self) -> None:

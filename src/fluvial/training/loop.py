@@ -33,6 +33,7 @@ from fluvial.training.files import (
 )
 from fluvial.training.interrupt import Interrupt
 from fluvial.training.log import MetricsFile, checked_trackers, flat, plain
+from fluvial.training.processes import ON_CPU
 from fluvial.training.sharding import (
     gathered,
     load_optimizer,
@@ -156,6 +157,7 @@ class _Run:
             project_dir=str(out) if out else None,
             # a batch may leave out a parameter: an embedding of labels where none are given
             kwargs_handlers=[DistributedDataParallelKwargs(find_unused_parameters=True)],
+            **ON_CPU,
         )
         self.processes = self.accelerator.num_processes
         self.process = self.accelerator.process_index
@@ -177,7 +179,8 @@ class _Run:
                 raise ValueError("precision 'fp16' needs an accelerator, and the model is on cpu")
 
     def __enter__(self) -> Self:
-        self.interrupt = Interrupt()
+        # launchers tell their processes twice, and then wait half a minute
+        self.interrupt = Interrupt(patience=25.0 if self.processes > 1 else 0.0)
         self.log: MetricsFile | None = None
         return self
 

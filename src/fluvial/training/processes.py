@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -13,6 +13,9 @@ T = TypeVar("T")
 
 FSDP_CONFIG = Path(__file__).with_name("fsdp.yaml")
 """For ``accelerate launch --config_file``: weights spread over processes, for large models."""
+
+ON_CPU = {} if torch.accelerator.is_available() else {"cpu": True}
+"""What `accelerate` has to be told on a machine that has nothing but its CPU."""
 
 
 def sample_across(draw: Callable[[Tensor], Tensor], num: int) -> Tensor:
@@ -30,7 +33,7 @@ def sample_across(draw: Callable[[Tensor], Tensor], num: int) -> Tensor:
     from accelerate.utils import gather
 
     here, processes = process()
-    if processes == 1:
+    if processes == 1 or num == 0:
         return draw(torch.arange(num))
     # equal shares, the last rows drawn twice: a sharded model needs every process in every call
     share = -(-num // processes)
@@ -42,7 +45,8 @@ def process() -> tuple[int, int]:
     """(number of this process, number of processes)."""
     from accelerate import PartialState
 
-    state = PartialState()
+    # without a device of theirs processes that were launched would each believe to be alone
+    state = PartialState(**ON_CPU)
     return state.process_index, state.num_processes
 
 
@@ -51,10 +55,17 @@ def is_main() -> bool:
     return process()[0] == 0
 
 
-def on_main(work: Callable[[], T]) -> T | None:
-    """Call ``work`` on the main process while the others wait for it."""
-    from accelerate import PartialState
+def shared(work: Callable[[], T]) -> T:
+    """What ``work`` gives on the main process, on every process; so are its mistakes."""
+    from accelerate.utils import broadcast_object_list
 
-    result = work() if is_main() else None
-    PartialState().wait_for_everyone()
-    return result
+    answer: list[Any] = [None, None]
+    if is_main():
+        try:
+            answer[0] = work()
+        except (OSError, ValueError) as error:
+            answer[1] = error
+    broadcast_object_list(answer)
+    if answer[1] is not None:
+        raise answer[1]
+    return cast(T, answer[0])

@@ -9,10 +9,10 @@ from __future__ import annotations
 import json
 import platform
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -21,16 +21,13 @@ import fluvial
 from fluvial.training.batches import Batches
 from fluvial.training.files import atomic, write_json
 from fluvial.training.log import checked_trackers
-from fluvial.training.processes import is_main
+from fluvial.training.processes import shared
 from fluvial.training.sharding import gathered
 
 FORMAT = 1
 """Version of the layout of ``run.json`` and ``result.json``."""
 RUNS = Path("runs")
 """Where runs go that are not told where to go."""
-
-
-T = TypeVar("T")
 
 
 class Job(Protocol):
@@ -166,22 +163,6 @@ def begin(
         return str(folder)
 
     return Path(shared(write))
-
-
-def shared(work: Callable[[], T]) -> T:
-    """What ``work`` gives on the main process, on every process; so are its mistakes."""
-    from accelerate.utils import broadcast_object_list
-
-    answer: list[Any] = [None, None]
-    if is_main():
-        try:
-            answer[0] = work()
-        except (OSError, ValueError) as error:
-            answer[1] = error
-    broadcast_object_list(answer)
-    if answer[1] is not None:
-        raise answer[1]
-    return cast(T, answer[0])
 
 
 def _next_free(system: str) -> Path:
