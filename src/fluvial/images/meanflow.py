@@ -153,6 +153,8 @@ class TimePairs:
             t, r = torch.maximum(t, other), torch.minimum(t, other)
         else:
             r = torch.minimum(self.r_law(like, noise, "r"), t)
+        if self.ratio == 0:
+            return t, t
         flow = noise.uniform(like.new_empty(like.shape[:1]), "flow") >= self.ratio
         return t, torch.where(flow, t, r)
 
@@ -279,7 +281,9 @@ class MeanFlow(Objective):
         x = batch["x"]
         if self.format is not None:
             x = self.format.encode(x).to(next(self.parameters()).dtype)
-        return self.loss(x, batch.get("label"), noise=noise)
+        label = batch.get("label")
+        self._check(x, label, values=False)  # `fit` has looked at them, once
+        return self._loss(x, label, noise)
 
     def loss(
         self,
@@ -302,6 +306,9 @@ class MeanFlow(Objective):
                 looking would wait for the device; `fit` looks at the data once).
         """
         self._check(x0, label, values=x0.device.type == "cpu")
+        return self._loss(x0, label, noise)
+
+    def _loss(self, x0: Tensor, label: Tensor | None, noise: Noise) -> dict[str, Tensor]:
         # the laws of single rows are drawn on the host: which rows need the product decides shapes
         host = torch.empty(len(x0), dtype=x0.dtype)
         t, r = self.times(host, noise)
@@ -317,14 +324,19 @@ class MeanFlow(Objective):
         target, along = self._velocities(x, t, v_c, cond, dropped)
         errors, head_errors = [], []
         if len(flow):
-            u, v = self._predict(x[flow], t[flow], torch.zeros_like(t[flow]), take(cond, flow))
-            errors.append(u - target[flow])
-            head_errors.append(v - target[flow])
+            parts = (x, t, target, cond)
+            # flow matching alone needs no copies of its rows
+            x_f, t_f, target_f, cond_f = take(parts, flow) if len(jump) else parts
+            u, v = self._predict(x_f, t_f, torch.zeros_like(t_f), cond_f)
+            errors.append(u - target_f)
+            if self.tangent == "head":
+                head_errors.append(v - target_f)
         if len(jump):
             u, v, du = self._derivative(*take((x, t, r, along, cond), jump))
             span = left_broadcast((t - r)[jump], u)
             errors.append(u + span * du - target[jump])
-            head_errors.append(v - target[jump])
+            if self.tangent == "head":
+                head_errors.append(v - target[jump])
         delta = _squared(errors)
         loss = self._weighted(delta)
         if self.tangent == "head":
