@@ -34,8 +34,9 @@ def test_without_a_command_there_is_help(argv: list[str], capsys: Capture) -> No
     assert cli.main(argv) == 0
     out, err = capsys.readouterr()
     assert not err
+    width = max(map(len, cli.COMMANDS))
     for name, what in cli.COMMANDS.items():
-        assert f"  {name.ljust(6)}  {what}\n" in out
+        assert f"  {name.ljust(width)}  {what}\n" in out
     assert "examples:\n  fluvial train meanflow --data photos" in out
 
 

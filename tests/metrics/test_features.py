@@ -40,15 +40,6 @@ def global_generator_is_left_alone() -> Iterator[None]:
     assert torch.equal(torch.random.get_rng_state(), before)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """These networks are too small to gain from more, and lose much where cores are busy."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 @pytest.fixture(scope="module")
 def trained() -> ConvFeatures:
     images, labels = shapes(1000, 0)

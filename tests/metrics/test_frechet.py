@@ -1,25 +1,16 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
 import torch
 from scipy.linalg import sqrtm
 
-from fluvial.metrics import frechet_distance
+from fluvial.core.noise import KeyedNoise
+from fluvial.metrics import Moments, frechet_distance, frechet_infinity
 
 RNG = np.random.default_rng
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> Iterator[None]:
-    """These matrices are too small to gain from more, and lose much where cores are busy."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def white(rows: int, columns: int, seed: int) -> np.ndarray:
@@ -158,6 +149,104 @@ def test_tensors_and_arrays_of_any_precision() -> None:
     assert frechet_distance(whole, torch.from_numpy(whole**2)) == pytest.approx(
         by_eigenvalues(whole, whole**2), rel=1e-6
     )
+
+
+@pytest.mark.parametrize("columns", [20, 60])
+def test_better_than_the_bare_version_where_singular(columns: int) -> None:
+    """Two planes of half the dimensions that share a part: known from their coordinates."""
+    half = columns // 2
+    rng = RNG(0)
+    small = [rng.normal(size=(4 * columns, half)) for _ in range(2)]
+    frames = [rotation(columns, seed)[:half] for seed in (1, 2)]
+    a, b = (x @ frame for x, frame in zip(small, frames, strict=True))
+    # in coordinates: roots of full rank, and the singular values of a product of three
+    roots = [np.linalg.qr(x - x.mean(0), mode="r") / np.sqrt(len(x) - 1) for x in small]
+    overlap = np.linalg.svd(roots[0] @ frames[0] @ frames[1].T @ roots[1].T, compute_uv=False)
+    spread = sum(np.square(root).sum() for root in roots)
+    wanted = np.sum((a.mean(0) - b.mean(0)) ** 2) + spread - 2 * overlap.sum()
+
+    cov_a, cov_b = np.cov(a.T), np.cov(b.T)
+    shift = np.sum((a.mean(0) - b.mean(0)) ** 2) + np.trace(cov_a + cov_b)
+    bare = [
+        shift - 2 * np.trace(sqrtm(cov_a @ cov_b)).real,
+        shift - 2 * np.sqrt(np.linalg.eigvals(cov_a @ cov_b).astype(complex)).real.sum(),
+    ]
+    error = abs(frechet_distance(a, b) - wanted) / spread
+    assert error < 1e-13
+    for value in bare:
+        assert abs(value - wanted) / spread > 1e4 * error
+
+
+def test_of_what_an_extractor_gives() -> None:
+    """A module in training mode, batches that do not divide the rows."""
+    network = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Dropout(0.5))
+    a, b = (x.reshape(len(x), 1, 2, 3) for x in pair())
+    wanted = frechet_distance(*pair())
+    ours = frechet_distance(torch.from_numpy(a), b, features=network, batch_size=7)
+    assert ours == pytest.approx(wanted, rel=1e-12)
+    assert network.training
+    with pytest.raises(ValueError, match=r"b must have shape \(N, ...\) with N at least 2"):
+        frechet_distance(a, b[:1], features=network)
+    with pytest.raises(ValueError, match="b must be finite"):
+        frechet_distance(a, b * np.nan, features=network)
+
+
+def test_moments_in_place_of_features() -> None:
+    a, b = pair()
+    wanted = frechet_distance(a, b)
+    reference = Moments().update(b)
+    assert frechet_distance(a, reference) == wanted
+    assert frechet_distance(Moments().update(a[:9]).update(a[9:]), reference) == pytest.approx(
+        wanted, rel=1e-12
+    )
+    with pytest.raises(ValueError, match="b must hold at least 2 rows, got 0"):
+        frechet_distance(a, Moments())
+    with pytest.raises(ValueError, match="same number of columns, got 6 and 5"):
+        frechet_distance(a, Moments().update(b[:, :5]))
+
+
+def test_extrapolation_frees_of_the_bias() -> None:
+    """Gaussians at a known distance: the plain mean is 10 standard errors off, this one none."""
+    rng, repeats, columns = RNG(4), 80, 5
+    std, truth = 1.5, 0.25 * columns + 0.3**2
+    plain, freed, against = [], [], []
+    for seed in range(repeats):
+        a = rng.normal(size=(80, columns))
+        b = std * rng.normal(size=(120, columns))
+        b[:, 0] += 0.3
+        plain.append(frechet_distance(a, b))
+        freed.append(frechet_infinity(a, b, seed=seed))
+        against.append(frechet_infinity(a, Moments().update(b), seed=seed))
+    error = np.std(freed) / np.sqrt(repeats)
+    bias = np.mean(plain) - truth
+    assert bias > 10 * np.std(plain) / np.sqrt(repeats)
+    # 4 standard errors, and the second order of the bias: D k / N of it for k = 4 at most
+    assert abs(np.mean(freed) - truth) < 4 * error + bias * columns / 80
+    # a fixed reference keeps its own share of the bias
+    assert np.mean(freed) < np.mean(against) < np.mean(plain)
+
+
+def test_extrapolation_is_a_line_through_the_levels() -> None:
+    """Two levels: twice the whole less the mean of the halves."""
+    a, b = pair(60, 60)
+    value = frechet_infinity(a, Moments().update(b), levels=2, seed=3)
+    order = KeyedNoise(3).uniform(torch.empty(60, dtype=torch.float64), tag="parts of a").argsort()
+    halves = [frechet_distance(a[half], b) for half in order.split(30)]
+    assert value == pytest.approx(2 * frechet_distance(a, b) - np.mean(halves), rel=1e-10)
+    assert value == frechet_infinity(a, Moments().update(b), levels=2, seed=3)
+    assert value != frechet_infinity(a, Moments().update(b), levels=2, seed=4)
+    doubled = frechet_infinity(a, b, levels=2, features=lambda x: 2 * x)
+    assert doubled == pytest.approx(4 * frechet_infinity(a, b, levels=2), rel=1e-10)
+
+
+def test_extrapolation_refuses() -> None:
+    a, b = pair()
+    with pytest.raises(ValueError, match="levels must be at least 2"):
+        frechet_infinity(a, b, levels=1)
+    with pytest.raises(ValueError, match="b must have at least 48 rows for 8 parts .* got 40"):
+        frechet_infinity(a, b, levels=4)
+    with pytest.raises(TypeError, match="a must be a tensor or array, which can be cut"):
+        frechet_infinity(Moments().update(a), b)
 
 
 @pytest.mark.parametrize("name", ["a", "b"])

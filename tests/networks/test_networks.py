@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import hashlib
 import json
 import random
 import warnings
@@ -12,13 +13,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from fluvial.core.noise import KeyedNoise
 from fluvial.networks import ContextTransformer, DiT, describe, rebuild
 from fluvial.networks.layers import Patches, ScalarEmbedding
 
+from .common import JVP, NOISE, awake, check_checkpoint, check_derivative
+
 KINDS: list[type[nn.Module]] = [DiT, ContextTransformer]
-NOISE = KeyedNoise(7)
-JVP: Any = torch.func.jvp  # whose type forgets about tuples
 SMALL: dict[str, Any] = {
     "size": (4, 6),
     "channels": 2,
@@ -32,13 +32,6 @@ SMALL: dict[str, Any] = {
 
 def build(kind: Callable[..., nn.Module], **changes: Any) -> Any:
     return kind(**(SMALL | changes))
-
-
-def awake(network: Any) -> Any:
-    """No weight at zero, double precision."""
-    for name, value in network.named_parameters():
-        value.data = value + 0.2 * NOISE.normal(value, name)
-    return network.double()
 
 
 def inputs(rows: int = 5, dtype: torch.dtype = torch.float64) -> tuple[Tensor, dict[str, Tensor]]:
@@ -79,16 +72,55 @@ def test_derivative_equals_finite_differences(kind: type[nn.Module]) -> None:
         return network(x, t, h=h, label=label)
 
     tangents = (direction, torch.ones_like(cond["t"]), 0.5 * torch.ones_like(cond["t"]))
-    with sdpa_kernel(SDPBackend.MATH), torch.no_grad():
-        out, derivative = JVP(f, (x, *cond.values()), tangents)
-        step = 1e-5
-        ahead, behind = (
-            f(*(v + sign * step * d for v, d in zip((x, *cond.values()), tangents, strict=True)))
-            for sign in (1, -1)
-        )
-        assert torch.allclose(out, f(x, **cond), atol=1e-12)
-    assert derivative.abs().max() > 1e-2
-    assert torch.allclose(derivative, (ahead - behind) / (2 * step), rtol=1e-6, atol=1e-8)
+    check_derivative(f, (x, *cond.values()), tangents)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_blocks_computed_again(kind: type[nn.Module]) -> None:
+    network = awake(build(kind))
+    x, cond = inputs()
+    blocks = network.blocks if kind is DiT else network.trunk
+    check_checkpoint(network, lambda: network(x, **cond), list(blocks))
+
+
+def test_blocks_are_not_computed_again_where_a_tangent_passes() -> None:
+    """The loss of a MeanFlow, backwards through a jvp, works with and without and is the same."""
+    x, cond = inputs()
+    t, label = cond["t"], cond["label"]
+    gradients = []
+    for checkpoint in (False, True):
+        network = awake(build(DiT, checkpoint=checkpoint))
+        with sdpa_kernel(SDPBackend.MATH):
+            u, du = JVP(
+                lambda x, t, net=network: net(x, t, h=0.5 * t, label=label),
+                (x, t),
+                (torch.ones_like(x), torch.ones_like(t)),
+            )
+        (u.square().sum() + du.square().sum()).backward()
+        gradients.append([p.grad for p in network.parameters()])
+    assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))
+
+
+def test_dit_without_the_newer_conditions_is_what_it_was() -> None:
+    """Numbers of the DiT that the recorded MeanFlow was trained with."""
+    network = build(DiT)
+    digest = hashlib.sha256()
+    uniform = ("embed", "qkv", "mix", "expand", "contract", "modulation", "out")
+    for name, value in network.state_dict().items():
+        digest.update(f"{name}{tuple(value.shape)}".encode())
+        if name.split(".")[-2] in uniform:  # uniforms have the same bits on every machine
+            digest.update(value.numpy().tobytes())
+    assert digest.hexdigest()[:16] == "79bf37a6aa9922f6"
+    assert network.args == SMALL | {"mlp_ratio": 4.0}
+    for name, value in network.named_parameters():
+        value.data = value + 0.2 * NOISE.normal(value, name)
+    x, t = NOISE.normal(torch.empty(5, 2, 4, 6)), NOISE.uniform(torch.empty(5), "t")
+    cond = {"h": (0.7 * t).double(), "label": torch.arange(5) % 3}
+    out = network.double()(x.double(), t.double(), **cond).detach()
+    wanted = [0.9173327950687058, 1.2118245938748429, 0.5567861926101849, 0.7140442498695424]
+    assert out.flatten()[:4].tolist() == pytest.approx(wanted, rel=1e-5)
+    assert float(out.sum()) == pytest.approx(65.9630646624444, rel=1e-5)
+    assert float(out.square().sum()) == pytest.approx(543.0101999974428, rel=1e-5)
 
 
 @pytest.mark.parametrize("kind", KINDS)

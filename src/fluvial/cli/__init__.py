@@ -15,6 +15,7 @@ from fluvial.cli.console import complain, note
 COMMANDS = {
     "train": "train a system on your own data, or go on with a training",
     "sample": "draw samples from a trained model",
+    "evaluate": "measure samples against data, beside the floor of real rows",
     "report": "one page about any number of runs, to read in a browser",
     "card": "write the model card of a run anew",
     "list": "the systems, and which are available",

@@ -203,8 +203,9 @@ class Sampler(Protocol):
         """The sampler's memory, batched: multistep history, a key-value cache. Rows may move."""
         ...
 
-    def step(self, x: Any, memory: Any, run: Run) -> tuple[State, Any, State]:
-        """(x_s, memory, clean prediction at t)."""
+    def step(self, x: Any, memory: Any, run: Run) -> tuple[State, Any, State | None]:
+        """(x_s, memory, clean prediction at t); None in its place where nobody reads it, see
+        `fluvial.core.simulate.Unwatched`."""
         ...
 
 

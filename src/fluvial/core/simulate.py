@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+from itertools import pairwise
+from typing import Any, cast
 
+import torch
 from torch import Tensor
 
 from fluvial.core.protocols import (
@@ -35,7 +37,8 @@ def simulate(
     Step ``k`` takes the state from ``t`` to ``s`` with the draws of ``noise.at(k)``, so the result
     for a row does not depend on the batch it sits in. Times reach the parts as float64 scalars on
     the host: schedules are exact to double precision, and no step waits for an accelerator.
-    Gradients flow through all steps; call under ``torch.no_grad()`` where none are wanted.
+    Gradients flow through all steps, though not to ``pairs``; call under ``torch.no_grad()`` where
+    none are wanted.
 
     Args:
         x: the state at ``pairs[0, 0]``, usually `Path.source`.
@@ -62,13 +65,57 @@ def simulate(
 
     field = steer.bend(field)
     memory, aim = sampler.start(x), steer.start(x)
-    for k, (t, s) in enumerate(pairs.double().cpu()):
-        run = Run(path, field, noise.at(k), k, t, s, cond, steer, aim)
+    times = torch.cat([pairs[:1, 0], pairs[:, 1]]).detach().double().cpu().unbind()
+    watches = getattr(steer.after, "__func__", None) is not Steering.after
+    last = len(pairs) - 1
+    for k, (t, s) in enumerate(pairwise(times)):
+        kind = Run if watches or k == last else Unwatched
+        run = kind(
+            path=path,
+            field=field,
+            noise=_AtStep(noise, k),
+            k=k,
+            t=t,
+            s=s,
+            cond=cond,
+            steer=steer,
+            aim=aim,
+        )
         x, memory, clean = sampler.step(x, memory, run)
-        x, aim, kept = steer.after(x, clean, aim, run)
-        if kept is not None:
-            memory, clean = take(memory, kept), take(clean, kept)
+        if watches:
+            x, aim, kept = steer.after(x, cast(State, clean), aim, run)
+            if kept is not None:
+                memory, clean = take(memory, kept), take(clean, kept)
     return steer.end(path.readout(x, clean), aim)
+
+
+class Unwatched(Run):
+    """A run whose clean prediction nobody reads: a step may return None in its place."""
+
+    def __init__(self, **parts: Any) -> None:
+        self.__dict__.update(parts)  # one by one, as a frozen dataclass does, takes twice as long
+
+
+class _AtStep:
+    """``noise.at(step)``, worked out when something is drawn: most steps of an ODE draw nothing."""
+
+    def __init__(self, noise: Noise, step: int) -> None:
+        self.noise, self.step = noise, step
+
+    def normal(self, like: Tensor, tag: str = "") -> Tensor:
+        return self.noise.at(self.step).normal(like, tag)
+
+    def uniform(self, like: Tensor, tag: str = "") -> Tensor:
+        return self.noise.at(self.step).uniform(like, tag)
+
+    def categorical(self, probs: Tensor, tag: str = "") -> Tensor:
+        return self.noise.at(self.step).categorical(probs, tag)
+
+    def at(self, step: int) -> Noise:
+        return self.noise.at(self.step).at(step)
+
+    def rows(self, ids: Tensor) -> Noise:
+        return self.noise.at(self.step).rows(ids)
 
 
 class Ancestral:

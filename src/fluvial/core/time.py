@@ -1,19 +1,40 @@
 """Times: distributions to train on, grids to sample along.
 
 Training-time distributions are callables ``times(like, noise) -> t`` with one time a row; sampling
-grids are functions that return pairs (K, 2) for `fluvial.core.simulate.simulate`.
+grids are functions that return pairs (K, 2) for `fluvial.core.simulate.simulate`. The laws here
+have a ``quantile`` too, the inverse of their distribution function, by which `Stratified` spreads
+the times of a batch evenly.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
 
+from fluvial.core.noise import KeyedNoise
 from fluvial.core.protocols import Noise
+
+if TYPE_CHECKING:
+    from fluvial.core.gaussian.paths import AlphaSigmaPath
+
+
+class Times(Protocol):
+    """A law of training times."""
+
+    def __call__(self, like: Tensor, noise: Noise, tag: str = "time") -> Tensor:
+        """(batch,) times in the dtype and on the device of ``like`` (batch, *event)."""
+        ...
+
+
+class Quantiles(Protocol):
+    """A law given by its quantile function, nondecreasing from [0, 1) to [0, 1]."""
+
+    def quantile(self, u: Tensor) -> Tensor: ...
 
 
 @dataclass(frozen=True)
@@ -29,8 +50,10 @@ class Uniform:
 
     def __call__(self, like: Tensor, noise: Noise, tag: str = "time") -> Tensor:
         """(batch,) times in the dtype and on the device of ``like``."""
-        unit = noise.uniform(like.new_empty(like.shape[:1]), tag)
-        return self.low + (self.high - self.low) * unit
+        return self.quantile(noise.uniform(like.new_empty(like.shape[:1]), tag))
+
+    def quantile(self, u: Tensor) -> Tensor:
+        return self.low + (self.high - self.low) * u
 
 
 @dataclass(frozen=True)
@@ -50,6 +73,99 @@ class LogitNormal:
         """(batch,) times in the dtype and on the device of ``like``."""
         normal = noise.normal(like.new_empty(like.shape[:1]), tag)
         return torch.sigmoid(self.std * normal + self.mean)
+
+    def quantile(self, u: Tensor) -> Tensor:
+        return torch.sigmoid(self.std * torch.special.ndtri(u) + self.mean)
+
+
+@dataclass(frozen=True)
+class LogNormalSigma:
+    """log(sigma / alpha) ~ N(mean, std^2): the law of EDM (Karras et al., NeurIPS 2022).
+
+    ``sigma / alpha`` is the noise level of x_t / alpha, which EDM calls sigma. A draw beyond the
+    level at which the path ends is put there, at t = 1. On the linear path this is LogitNormal.
+
+    Args:
+        path: whose levels are meant.
+        mean, std: P_mean and P_std, by default those for images of standard deviation 0.5.
+
+    Raises:
+        ValueError: ``mean`` or ``std`` is not finite, or ``std`` not positive.
+    """
+
+    path: AlphaSigmaPath
+    mean: float = -1.2
+    std: float = 1.2
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.mean) and 0 < self.std < math.inf):
+            raise ValueError(
+                f"mean must be finite and std positive and finite, got {self.mean} and {self.std}"
+            )
+
+    def __call__(self, like: Tensor, noise: Noise, tag: str = "time") -> Tensor:
+        """(batch,) times in the dtype and on the device of ``like``."""
+        return self._time(noise.normal(like.new_empty(like.shape[:1]), tag))
+
+    def quantile(self, u: Tensor) -> Tensor:
+        return self._time(torch.special.ndtri(u))
+
+    def _time(self, normal: Tensor) -> Tensor:
+        from fluvial.core.gaussian.schedule import time_of  # which imports grids from here
+
+        return time_of(self.path, torch.exp(self.std * normal + self.mean)).to(normal.dtype)
+
+
+@dataclass(frozen=True)
+class Stratified:
+    """Times of a law, spread evenly over a batch: t_i = quantile((u + i phi) mod 1).
+
+    phi = (sqrt(5) - 1) / 2 and u ~ U[0, 1) is one draw for all rows of a step, so each time has the
+    law, and any run of neighbouring rows covers it evenly: of n points the largest gap is O(1 / n).
+    A batch of such times estimates the mean over t with less variance than independent ones
+    (Kingma et al., NeurIPS 2021, use multiples of 1 / n for phi, which ties a row's time to the
+    size of its batch). Row numbers are those of the noise; they need not start at 0.
+
+    Args:
+        law: anything with a ``quantile(u)``, such as `Uniform` or `LogitNormal`.
+    """
+
+    law: Quantiles = Uniform()
+
+    def __call__(self, like: Tensor, noise: Noise, tag: str = "time") -> Tensor:
+        """(batch,) times in the dtype and on the device of ``like``.
+
+        Raises:
+            TypeError: ``noise`` is not a `KeyedNoise`: no other says which rows it is for.
+        """
+        if not isinstance(noise, KeyedNoise):
+            raise TypeError(f"Stratified needs a KeyedNoise, got {type(noise).__name__}")
+        ids = torch.arange(len(like)) if noise.ids is None else noise.ids
+        if len(ids) != len(like):
+            raise ValueError(f"got {len(ids)} row ids for a batch of {len(like)}")
+        first = replace(noise, ids=None).uniform(torch.empty(1, dtype=torch.float64), tag)
+        golden = (math.sqrt(5) - 1) / 2
+        u = (first.to(ids.device) + ids.double() * golden) % 1
+        t = self.law.quantile(u.to(like.device, non_blocking=True))
+        return t.to(like.dtype)
+
+
+def time_of_level(path: AlphaSigmaPath, level: Tensor) -> Tensor:
+    """t with sigma(t) / alpha(t) = ``level``, elementwise; 1 where the path ends below it.
+
+    By bisection in float64: to 2^-60 absolutely, or to the last bit.
+
+    Args:
+        path: sigma / alpha rises with t, as it does on every path of scalars.
+        level: positive, any shape; the result has its shape, dtype and device.
+    """
+    target = level.double().atan()
+    low, high = torch.zeros_like(target), torch.ones_like(target)
+    for _ in range(60):
+        middle = (low + high) / 2
+        below = torch.atan2(path.sigma(middle), path.alpha(middle)) < target
+        low, high = torch.where(below, middle, low), torch.where(below, high, middle)
+    return high.to(level.dtype)
 
 
 def uniform_grid(steps: int, start: float = 1.0, end: float = 0.0) -> Tensor:

@@ -7,14 +7,14 @@ to be downloaded. A small classifier of the same images takes seconds to train.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils import skip_init
 from tqdm import tqdm
+
+from fluvial.metrics.extract import evaluating
 
 GRID = 3
 """Side of the grid to which the last feature map is averaged, whatever the size of the images."""
@@ -120,7 +120,7 @@ class ConvFeatures(nn.Module):
         if batch_size < 1:
             raise ValueError(f"batch_size must be at least 1, got {batch_size}")
         device = self.head.weight.device
-        with _evaluating(self):
+        with evaluating(self):
             parts = [
                 self.trunk(part.to(device, torch.float32)) for part in images.split(batch_size)
             ]
@@ -291,14 +291,3 @@ def _check_labels(name: str, labels: Tensor, count: int, num_classes: int) -> No
     low, high = int(labels.min()), int(labels.max())
     if low < 0 or high >= num_classes:
         raise ValueError(f"{name} must lie in [0, {num_classes}), got values from {low} to {high}")
-
-
-@contextmanager
-def _evaluating(module: nn.Module) -> Iterator[None]:
-    """Eval mode inside, the mode of before outside."""
-    training = module.training
-    module.eval()
-    try:
-        yield
-    finally:
-        module.train(training)

@@ -11,16 +11,20 @@ from typing import Any
 
 from torch import nn
 
+from fluvial.networks.causal import CausalTransformer
 from fluvial.networks.context import ContextTransformer
 from fluvial.networks.dit import DiT
 from fluvial.networks.mlp import MLP
+from fluvial.networks.unet import UNet
 
-__all__ = ["MLP", "ContextTransformer", "DiT", "describe", "rebuild"]
+__all__ = ["MLP", "CausalTransformer", "ContextTransformer", "DiT", "UNet", "describe", "rebuild"]
 
 NETWORKS: dict[str, type[nn.Module]] = {
+    "CausalTransformer": CausalTransformer,
     "ContextTransformer": ContextTransformer,
     "DiT": DiT,
     "MLP": MLP,
+    "UNet": UNet,
 }
 
 

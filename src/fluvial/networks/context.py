@@ -19,6 +19,8 @@ from fluvial.networks.layers import (
     check_heads,
     initialise,
     linear,
+    rotate,
+    through,
 )
 
 TOKENS = {"label": 8, "omega": 4, "t_min": 2, "t_max": 2, "h": 4}
@@ -33,12 +35,15 @@ class ContextTransformer(nn.Module):
     8/3, and residual gates per channel that start at zero. The last layer starts at zero.
 
     Args:
-        size, channels, patch, width, depth, heads, num_classes, seed: as `fluvial.networks.DiT`.
-            Published: B 768/12, M 768/24, L 1024/32, XL 1024/48.
+        size, channels, patch, width, depth, heads, num_classes, checkpoint, seed: as
+            `fluvial.networks.DiT`. Published: B 768/12, M 768/24, L 1024/32, XL 1024/48.
         velocity_depth: blocks of a second head that predicts the velocity; it branches off after
             ``depth - velocity_depth`` blocks, and is asked for with ``velocity=True``. 0: no such
             head. Published: 8.
     """
+
+    cos: Tensor
+    sin: Tensor
 
     def __init__(
         self,
@@ -51,6 +56,7 @@ class ContextTransformer(nn.Module):
         heads: int,
         num_classes: int = 0,
         velocity_depth: int = 0,
+        checkpoint: bool = False,
         seed: int = 0,
     ) -> None:
         super().__init__()
@@ -74,6 +80,7 @@ class ContextTransformer(nn.Module):
             "num_classes": num_classes,
             "velocity_depth": velocity_depth,
         }
+        self.checkpoint = checkpoint
         self.patches = Patches(size, channels, patch)
         self.shape, self.num_classes = self.patches.shape, num_classes
         self.has_velocity_head = velocity_depth > 0
@@ -136,11 +143,12 @@ class ContextTransformer(nn.Module):
             tokens.append(token[:, None].expand(-1, count, -1))
         context = torch.cat(tokens, dim=1) + self.slots.weight
         z = torch.cat([context, self.embed(self.patches(x))], dim=1)
-        for block in self.trunk:
-            z = block(z, self.cos, self.sin)
+        z = through(self.trunk, z, self.cos, self.sin, checkpoint=self.checkpoint)
         skip = len(self.slots.weight)
         heads = self.heads if velocity else self.heads[:1]
-        first, *rest = (self.patches.join(head(z, self.cos, self.sin, skip)) for head in heads)
+        first, *rest = (
+            self.patches.join(head(z, self.cos, self.sin, skip, self.checkpoint)) for head in heads
+        )
         return (first, rest[0]) if velocity else first
 
 
@@ -151,9 +159,8 @@ class _Head(nn.Module):
         self.norm = RMSNorm(width)
         self.out = linear(width, values, start="zero")
 
-    def forward(self, z: Tensor, cos: Tensor, sin: Tensor, skip: int) -> Tensor:
-        for block in self.blocks:
-            z = block(z, cos, sin)
+    def forward(self, z: Tensor, cos: Tensor, sin: Tensor, skip: int, checkpoint: bool) -> Tensor:
+        z = through(self.blocks, z, cos, sin, checkpoint=checkpoint)
         return self.out(self.norm(z[:, skip:]))
 
 
@@ -179,17 +186,10 @@ class _Block(nn.Module):
         batch, tokens, width = z.shape
         qkv = self.qkv(z).reshape(batch, tokens, 3, self.heads, width // self.heads)
         q, k, v = qkv.permute(2, 0, 3, 1, 4)
-        q = _rotate(self.norm_q(q), cos, sin)
-        k = _rotate(self.norm_k(k), cos, sin)
+        q = rotate(self.norm_q(q), cos, sin)
+        k = rotate(self.norm_k(k), cos, sin)
         mixed = functional.scaled_dot_product_attention(q, k, v)
         return self.mix(mixed.transpose(1, 2).reshape(batch, tokens, width))
-
-
-def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotary positions (Su et al., 2021): pairs (x_i, x_{i + d/2}) turned by their angles."""
-    first, second = x.chunk(2, dim=-1)
-    cos, sin = cos.to(x.dtype), sin.to(x.dtype)
-    return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
 
 
 def _angles(rows: int, columns: int, dim: int, context: int) -> Tensor:

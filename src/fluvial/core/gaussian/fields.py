@@ -19,12 +19,15 @@ and everything stays finite.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
+import torch
 from torch import Tensor
 
-from fluvial.core.protocols import Field, GaussianPath
+from fluvial.core.gaussian.paths import AlphaSigmaPath, numbers, rate_numbers
+from fluvial.core.protocols import Field, GaussianPath, Run, Steering
 from fluvial.core.scales import Scalar
 
 KINDS = ("clean", "noise", "velocity", "score")
@@ -106,6 +109,169 @@ class Converted:
             return value
         clean, noise = ends(kind, value, x, t, self.path, **cond)
         return express(self.predicts, clean, noise, t, self.path, **cond)
+
+
+# What samplers see: predictions at one time for all rows, where coefficients are numbers of Python.
+
+
+class Prediction:
+    """What a field predicts at (x, t), t of shape () on the host: any kind of it, on demand.
+
+    On a path with one alpha and one sigma for all rows, each kind is a x + b value, with a and b
+    computed in double precision, in at most two passes over x. On other paths it is what `ends` and
+    `express` make of it.
+
+    Attributes:
+        alpha_sigma: the two numbers at t, or None on other paths.
+    """
+
+    _clean: Tensor | None = None
+    _pair: tuple[float, float] | None = None
+    _asked = False
+    _weights: tuple[float, float, float, float] | None = None
+
+    def __init__(
+        self,
+        kind: str,
+        value: Tensor,
+        x: Tensor,
+        t: Tensor,
+        path: GaussianPath,
+        cond: Mapping[str, Any],
+    ) -> None:
+        self.kind, self.value, self.x, self.t, self.path, self.cond = kind, value, x, t, path, cond
+        if kind == "clean":
+            self._clean = value
+
+    @property
+    def alpha_sigma(self) -> tuple[float, float] | None:
+        if not self._asked:
+            self._pair, self._asked = alpha_sigma(self.path, self.t, self.cond), True
+        return self._pair
+
+    @property
+    def rates(self) -> tuple[float, float]:
+        """(alpha', sigma'), where `alpha_sigma` is not None."""
+        if getattr(type(self.path), "rates", None) is AlphaSigmaPath.rates:
+            return rate_numbers(cast(AlphaSigmaPath, self.path), float(self.t))
+        return cast(tuple[float, float], _numbers(self.path.rates(self.t, **self.cond)))
+
+    @property
+    def clean(self) -> Tensor:
+        if self._clean is None:
+            self._clean = self.ends()[0] if self.alpha_sigma is None else self.mix(1.0, 0.0)
+        return self._clean
+
+    @property
+    def velocity(self) -> Tensor:
+        if self.kind == "velocity":
+            return self.value
+        if self.alpha_sigma is None:
+            return express("velocity", *self.ends(), self.t, self.path, **self.cond)
+        return self.mix(*self.rates)
+
+    def ends(self) -> tuple[Tensor, Tensor]:
+        """(clean, noise)."""
+        if self.alpha_sigma is None:
+            return ends(self.kind, self.value, self.x, self.t, self.path, **self.cond)
+        return self.clean, self.value if self.kind == "noise" else self.mix(0.0, 1.0)
+
+    def frozen(self, s: Tensor) -> Tensor:
+        """M_s clean + L_s noise: where the flow is at s if both ends stay as they are predicted."""
+        pair = alpha_sigma(self.path, s, self.cond)
+        if pair is not None and self.alpha_sigma is not None:
+            return self.mix(*pair)
+        scale, level = self.path.marginal(s, **self.cond)
+        clean, noise = self.ends()
+        return scale @ clean + level @ noise
+
+    def mix(self, on_clean: float, on_noise: float, on_x: float = 0.0) -> Tensor:
+        """``on_clean`` clean + ``on_noise`` noise + ``on_x`` x, where `alpha_sigma` is not None."""
+        if self._weights is None:
+            self._weights = self._solve()
+        clean_x, clean_value, noise_x, noise_value = self._weights
+        return combine(
+            on_x + on_clean * clean_x + on_noise * noise_x,
+            self.x,
+            on_clean * clean_value + on_noise * noise_value,
+            self.value,
+        )
+
+    def _solve(self) -> tuple[float, float, float, float]:
+        """(a, b, c, d) with clean = a x + b value and noise = c x + d value, as in `ends`."""
+        alpha, sigma = cast(tuple[float, float], self.alpha_sigma)
+        match self.kind:
+            case "clean":
+                back = _inverse(sigma)
+                return 0.0, 1.0, back, -alpha * back
+            case "noise":
+                back = _inverse(alpha)
+                return back, -sigma * back, 0.0, 1.0
+            case "score":
+                back = _inverse(alpha)
+                return back, sigma * sigma * back, 0.0, -sigma
+        alpha_rate, sigma_rate = self.rates
+        back = _inverse(alpha * sigma_rate - sigma * alpha_rate)
+        return sigma_rate * back, -sigma * back, -alpha_rate * back, alpha * back
+
+
+def predicted(x: Tensor, run: Run) -> Prediction:
+    """The field's prediction at (x, run.t), its clean end corrected by the steering."""
+    path = cast(GaussianPath, run.path)
+    kind, value = predict(run.field, x, run.t, **run.cond)
+    guess = Prediction(kind, value, x, run.t, path, run.cond)
+    if getattr(run.steer.clean, "__func__", None) is Steering.clean:  # corrects nothing
+        return guess
+    clean = cast(Tensor, run.clean(guess.clean, x))
+    if clean is guess.clean:
+        return guess
+    return Prediction("clean", clean, x, run.t, path, run.cond)
+
+
+def alpha_sigma(path: Any, t: Tensor, cond: Mapping[str, Any]) -> tuple[float, float] | None:
+    """(alpha, sigma) at t of shape (), or None on a path without one of each for all rows."""
+    if getattr(type(path), "marginal", None) is AlphaSigmaPath.marginal:
+        return numbers(path, float(t))
+    return _numbers(path.marginal(t, **cond))
+
+
+def scalars(path: Any, t: Tensor, cond: Mapping[str, Any], sampler: str) -> tuple[float, float]:
+    """`alpha_sigma` for a sampler that needs it.
+
+    Raises:
+        ValueError: the path's coefficients are matrices, or differ by row.
+    """
+    pair = alpha_sigma(path, t, cond)
+    if pair is None:
+        raise ValueError(
+            f"{sampler} needs a path with one alpha and one sigma for all rows, got "
+            f"{type(path).__name__}"
+        )
+    return pair
+
+
+def _numbers(scales: tuple[Any, Any]) -> tuple[float, float] | None:
+    for scale in scales:
+        if not (isinstance(scale, Scalar) and scale.value.ndim == 0):
+            return None
+    return float(scales[0].value), float(scales[1].value)
+
+
+def combine(a: float, x: Tensor, b: float, y: Tensor) -> Tensor:
+    """a x + b y, a new tensor, in as few passes as there can be."""
+    if a == 0:
+        return torch.mul(y, b)
+    if b == 0:
+        return torch.mul(x, a)
+    if a == 1:
+        return torch.add(x, y, alpha=b)
+    if b == 1:
+        return torch.add(y, x, alpha=a)
+    return torch.mul(x, a).add_(y, alpha=b)
+
+
+def _inverse(x: float) -> float:
+    return 1 / x if x else 0.0
 
 
 def _check(kind: str) -> str:

@@ -319,3 +319,41 @@ def _rate(function: Callable[[Tensor], Tensor], t: Tensor, undefined: float) -> 
     rate = torch.func.jvp(function, (t,), (torch.ones_like(t),))[1]
     rate = rate.to(t.dtype)  # where t is (), a tangent may come back in double precision
     return rate.nan_to_num(nan=undefined).clamp(-CEILING, CEILING)
+
+
+# The same formulas for one time on the host, as numbers of Python: a sampler asks for them at every
+# step, and a torch operation on a scalar takes longer than a whole formula here.
+
+
+def numbers(path: AlphaSigmaPath, t: float) -> tuple[float, float]:
+    """(alpha, sigma) at t. A path that is none of the above is asked with a float64 tensor."""
+    kind = type(path)  # not isinstance: a subclass may have formulas of its own
+    if kind is Linear:
+        return 1 - t, t
+    if kind is VPCosine:
+        return math.sin(0.5 * math.pi * (1 - t)), math.sin(0.5 * math.pi * t)
+    if isinstance(path, VPLinear) and kind is VPLinear:
+        log_alpha = -0.25 * t * t * (path.beta_max - path.beta_min) - 0.5 * t * path.beta_min
+        return math.exp(log_alpha), math.sqrt(-math.expm1(2 * log_alpha))
+    if isinstance(path, VE) and kind is VE:
+        return 1.0, path.sigma_min * math.sqrt(math.expm1(2 * t * path._log_ratio))
+    time = torch.tensor(t, dtype=torch.float64)
+    return float(path.alpha(time)), float(path.sigma(time))
+
+
+def rate_numbers(path: AlphaSigmaPath, t: float) -> tuple[float, float]:
+    """(alpha', sigma') at t, as `numbers`."""
+    kind = type(path)
+    if kind is Linear:
+        return -1.0, 1.0
+    alpha, sigma = numbers(path, t)
+    if kind is VPCosine:
+        return -0.5 * math.pi * sigma, 0.5 * math.pi * alpha
+    if isinstance(path, VPLinear) and kind is VPLinear:
+        beta = path.beta_min + t * (path.beta_max - path.beta_min)
+        return -0.5 * beta * alpha, 0.5 * beta * alpha * alpha / max(sigma, 1 / CEILING)
+    if isinstance(path, VE) and kind is VE:
+        growth = path.sigma_min * math.exp(t * path._log_ratio)
+        return 0.0, path._log_ratio * growth * growth / max(sigma, 1 / CEILING)
+    time = torch.tensor(t, dtype=torch.float64)
+    return float(path.alpha_rate(time)), float(path.sigma_rate(time))

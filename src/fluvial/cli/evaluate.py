@@ -1,0 +1,73 @@
+"""``fluvial evaluate SAMPLES --against DATA``: metrics of samples, each beside its floor."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+import tyro
+
+from fluvial.cli.console import only_errors, show, show_json
+from fluvial.cli.flags import parse
+
+EXAMPLES = """\
+fluvial evaluate samples --against photos
+fluvial evaluate samples.npz --against animals --metrics frechet coverage
+fluvial evaluate samples.csv --against table.csv --json"""
+
+
+@dataclass(frozen=True)
+class Evaluate:
+    """Measure samples against data, beside the floor: as many real rows in the samples' place.
+
+    Args:
+        samples: a folder of images, an .npy or .npz file, or a table, as `fluvial sample` writes.
+        against: real data, as --data of `fluvial train`; best rows that were not trained on.
+        metrics: names: frechet, kid, mmd, energy, sliced, wasserstein, precision, recall, density,
+            coverage, classifier; by default those that fit the data.
+        features: in what images are compared; by default the principal components of pixels.
+        rows: of each side at most; most metrics take time with its square.
+        size: what images are brought to, if they differ.
+        label: column or array of labels to leave out.
+        seed: of the rows and of the resampling.
+        json: print one JSON document in place of a table.
+        quiet: no progress.
+    """
+
+    samples: Annotated[str, tyro.conf.Positional, tyro.conf.arg(metavar="SAMPLES")]
+    against: Annotated[str, tyro.conf.arg(metavar="DATA")]
+    metrics: Annotated[
+        tuple[str, ...], tyro.conf.arg(metavar="NAME ...", help_behavior_hint="")
+    ] = ()
+    features: Literal["pixels", "efficientnet-lite0"] | None = None
+    rows: int = 1000
+    size: int | None = None
+    label: str | None = None
+    seed: int = 0
+    json: bool = False
+    quiet: bool = False
+
+
+def main(argv: Sequence[str]) -> int:
+    """Returns the exit status."""
+    command = parse(Evaluate, argv, prog="fluvial evaluate", examples=EXAMPLES)
+    from fluvial.metrics.evaluate import evaluate
+
+    with only_errors(command.json):
+        result = evaluate(
+            command.samples,
+            command.against,
+            metrics=command.metrics or None,
+            features=command.features,
+            rows=command.rows,
+            size=command.size,
+            label=command.label,
+            seed=command.seed,
+            progress=not command.quiet,
+        )
+    if command.json:
+        show_json(result.as_json())
+    else:
+        show(str(result))
+    return 0

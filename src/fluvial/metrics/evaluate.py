@@ -1,0 +1,413 @@
+"""Samples against data: the metrics that fit, each beside its floor and with its interval."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from fluvial.core.noise import KeyedNoise
+from fluvial.data import DataSet, read
+from fluvial.data.arrays import from_array
+from fluvial.data.format import choices
+from fluvial.data.images import Options
+from fluvial.data.store import Cache
+from fluvial.metrics.bootstrap import Interval, bootstrap_interval
+from fluvial.metrics.classifier_test import classifier_test
+from fluvial.metrics.distances import MEMORY
+from fluvial.metrics.energy import energy_distance
+from fluvial.metrics.extract import Extractor, extract
+from fluvial.metrics.frechet import frechet_distance
+from fluvial.metrics.mmd import kid, median_distance, mmd
+from fluvial.metrics.neighbours import density_coverage, precision_recall
+from fluvial.metrics.pretrained import EfficientNetLite
+from fluvial.metrics.sliced import sliced_wasserstein
+from fluvial.metrics.wasserstein import wasserstein
+
+Source: TypeAlias = str | os.PathLike[str] | Tensor | np.ndarray | DataSet
+
+FEWEST = 16
+"""Rows of a side, at least."""
+COMPONENTS = 64
+"""Principal components of pixels, at most, and at most a quarter of the rows."""
+LARGE = 64
+"""Side in pixels above which principal components say little."""
+PICTURES = (".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff")
+
+
+class Metric(NamedTuple):
+    """A row of the table to be."""
+
+    title: str
+    better: str
+    """"lower", "higher", or the value to be near."""
+    measure: Callable[[Tensor, Tensor, float, int], float]
+    """Of samples, reference, the bandwidth of a kernel, and bytes of memory."""
+
+
+METRICS: dict[str, Metric] = {
+    "frechet": Metric("Fréchet distance", "lower", lambda x, y, h, m: frechet_distance(x, y)),
+    "kid": Metric("KID", "lower", lambda x, y, h, m: kid(x, y, memory=m)),
+    "mmd": Metric("MMD^2, Gaussian", "lower", lambda x, y, h, m: mmd(x, y, bandwidth=h, memory=m)),
+    "energy": Metric(
+        "energy distance", "lower", lambda x, y, h, m: energy_distance(x, y, memory=m)
+    ),
+    "sliced": Metric("sliced Wasserstein", "lower", lambda x, y, h, m: sliced_wasserstein(x, y)),
+    "wasserstein": Metric("Wasserstein, exact", "lower", lambda x, y, h, m: wasserstein(x, y)),
+    "precision": Metric(
+        "precision", "higher", lambda x, y, h, m: precision_recall(x, y, memory=m).precision
+    ),
+    "recall": Metric(
+        "recall", "higher", lambda x, y, h, m: precision_recall(x, y, memory=m).recall
+    ),
+    "density": Metric(
+        "density", "near 1", lambda x, y, h, m: density_coverage(x, y, memory=m).density
+    ),
+    "coverage": Metric(
+        "coverage", "higher", lambda x, y, h, m: density_coverage(x, y, memory=m).coverage
+    ),
+    "classifier": Metric(
+        "classifier accuracy", "near 0.5", lambda x, y, h, m: classifier_test(x, y).accuracy
+    ),
+}
+"""By the name that `evaluate` takes."""
+
+IMAGES = ("frechet", "kid", "precision", "recall", "density", "coverage")
+ROWS = ("sliced", "energy", "mmd", "precision", "recall", "classifier")
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A metric of the samples, and of as many real rows in their place.
+
+    Args:
+        name: in `METRICS`.
+        value: of samples against the reference, with its interval.
+        floor: of other real rows against the same reference.
+    """
+
+    name: str
+    value: Interval
+    floor: Interval
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What `evaluate` found; as text, a table.
+
+    Args:
+        kind: of the data: "images", "arrays" or "table".
+        rows: n, of samples, of the reference, and of the floor.
+        features: in what the metrics were taken, in words.
+        level: nominal coverage of the intervals.
+        measured: one for each metric.
+        notes: what a reader has to know.
+    """
+
+    kind: str
+    rows: int
+    features: str
+    level: float
+    measured: tuple[Measured, ...]
+    notes: tuple[str, ...]
+
+    def __str__(self) -> str:
+        interval = f"{100 * self.level:g} % interval"
+        table = [("metric", "samples", interval, "floor", interval, "better")]
+        for m in self.measured:
+            metric = METRICS[m.name]
+            table.append((metric.title, *_cells(m.value), *_cells(m.floor), metric.better))
+        widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+        lines = []
+        for row in table:
+            numbers = [cell.rjust(w) for cell, w in zip(row[1:-1], widths[1:-1], strict=True)]
+            lines.append("  ".join([row[0].ljust(widths[0]), *numbers, row[-1]]))
+        floor = f"floor: {self.rows:,} other real rows in place of the samples"
+        return "\n".join([*lines, "", floor, f"features: {self.features}", *self.notes])
+
+    def as_json(self) -> dict[str, Any]:
+        """The fields, as JSON holds them."""
+        return {
+            "kind": self.kind,
+            "rows": self.rows,
+            "features": self.features,
+            "level": self.level,
+            "metrics": {
+                m.name: {
+                    "title": METRICS[m.name].title,
+                    "better": METRICS[m.name].better,
+                    "value": m.value._asdict(),
+                    "floor": m.floor._asdict(),
+                }
+                for m in self.measured
+            },
+            "notes": list(self.notes),
+        }
+
+
+def evaluate(
+    samples: Source,
+    against: Source,
+    *,
+    metrics: Sequence[str] | None = None,
+    features: str | Extractor | None = None,
+    rows: int | None = 1000,
+    size: int | tuple[int, int] | None = None,
+    channels: int | None = None,
+    label: str | None = None,
+    level: float = 0.95,
+    resamples: int = 100,
+    seed: int = 0,
+    memory: int = MEMORY,
+    device: str | torch.device = "cpu",
+    cache: Cache = "default",
+    progress: bool = False,
+) -> Evaluation:
+    """Samples against data, by the metrics that fit their kind.
+
+    Two disjoint sets of n real rows are drawn. The first is the reference: the samples, n of them,
+    are measured against it, and so is the second, which gives the floor, the value that perfect
+    samples would have. n is the largest number that both can give, ``rows`` at most. Intervals
+    are `bootstrap_interval` of method "half".
+
+    Images are measured in features: by default in the principal components of their pixels, which
+    are fitted to the reference and see colour and rough shape; for photographs name an extractor.
+    Arrays and tables are scaled by the mean and deviation of the data's columns.
+
+    Args:
+        samples: a path that `fluvial.data.read` takes, or rows: uint8 (N, 1 or 3, H, W) for images,
+            other real numbers for arrays. One picture of many samples is refused.
+        against: real data, in the same way.
+        metrics: names in `METRICS`. If None, of images the Fréchet distance, KID, precision,
+            recall, density and coverage; of arrays and tables the sliced Wasserstein and energy
+            distances, MMD, precision, recall and the accuracy of a classifier.
+        features: of images "pixels" or "efficientnet-lite0", which needs the extra "features"; of
+            anything a function of a batch that gives (batch, D), such as ``network.features``. It
+            sees what a model sees: images in [-1, 1], other numbers standardised.
+        rows: n at most; None for all. The time of most metrics grows with the square.
+        size, channels: what images are brought to, as `fluvial.data.read` does.
+        label: where labels are in both, as for `fluvial.data.read`; they are not used.
+        level: nominal coverage of the intervals.
+        resamples: for each interval.
+        seed: of the rows, the resampling and the directions.
+        memory: bytes that a block of pairs may take.
+        device: where to compute.
+        cache: as for `fluvial.data.read`.
+        progress: show progress bars.
+
+    Raises:
+        FileNotFoundError: there is no such path.
+        TypeError: a source or ``features`` is of no kind that is known.
+        ValueError: the two do not fit each other, there are too few rows, a metric is not known,
+            or an argument is out of its range.
+        ModuleNotFoundError: a package is missing; the message says how to install it.
+    """
+    if isinstance(features, str) and features not in ("pixels", "efficientnet-lite0"):
+        raise ValueError(
+            f"features must be pixels, efficientnet-lite0 or a function, got {features!r}"
+        )
+    for name in metrics or ():
+        if name not in METRICS:
+            raise ValueError(f"metrics: there is no {name!r}; {choices(name, list(METRICS))}")
+    if rows is not None and rows < FEWEST:
+        raise ValueError(f"rows must be at least {FEWEST}, got {rows}")
+    reading = {"size": size, "channels": channels, "label": label, "cache": cache}
+    drawn = _read("samples", samples, progress=progress, **reading)
+    real = _read("against", against, progress=progress, **reading)
+    drawn_x = _matched(drawn, real)
+
+    count = min(len(drawn_x), len(real) // 2, rows or len(drawn_x))
+    if count < FEWEST:
+        raise ValueError(
+            f"samples must have at least {FEWEST} rows, and against {2 * FEWEST} (half of them are "
+            f"the floor), got {len(drawn_x)} and {len(real)}"
+        )
+    chosen = _order(len(drawn_x), seed, "samples")[:count]
+    order = _order(len(real), seed, "against")
+    parts = [drawn_x[chosen], real.x[order[:count]], real.x[order[count : 2 * count]]]
+    notes = [
+        f"{count:,} of {len(drawn_x):,} samples and 2 x {count:,} of {len(real):,} real rows used"
+        + ("" if count == len(drawn_x) else ", drawn at random")
+    ]
+    notes += _same(samples, against, parts[0], real)
+    notes += [f"samples: {note}" for note in drawn.notes] + [f"data: {n}" for n in real.notes]
+
+    encoded = [real.format.encode(part).to(device) for part in parts]
+    (x, reference, floor), words = _features(encoded, features, real)
+    if metrics is None:
+        metrics = IMAGES if real.format.kind == "images" else ROWS
+    bandwidth = 0.0
+    if "mmd" in metrics:
+        bandwidth = median_distance(reference[::2], reference[1::2])
+    measured = []
+    for name in tqdm(metrics, desc="metrics", disable=not progress):
+        intervals = [
+            _interval(name, z, reference, bandwidth, memory, level, resamples, seed)
+            for z in (x, floor)
+        ]
+        measured.append(Measured(name, *intervals))
+    return Evaluation(real.format.kind, count, words, level, tuple(measured), tuple(notes))
+
+
+def _interval(
+    name: str,
+    x: Tensor,
+    reference: Tensor,
+    bandwidth: float,
+    memory: int,
+    level: float,
+    resamples: int,
+    seed: int,
+) -> Interval:
+    settings: dict[str, Any] = {"level": level, "resamples": resamples, "seed": seed}
+    if name == "classifier":  # the rows held out are what is uncertain: nothing is trained anew
+        correct = classifier_test(x, reference, seed=seed).correct
+        return bootstrap_interval(np.mean, correct, method="percentile", **settings)
+    statistic = partial(_call, METRICS[name].measure, bandwidth, memory)
+    return bootstrap_interval(statistic, x, reference, method="half", **settings)
+
+
+def _call(
+    measure: Callable[[Tensor, Tensor, float, int], float],
+    bandwidth: float,
+    memory: int,
+    x: Tensor,
+    y: Tensor,
+) -> float:
+    return measure(x, y, bandwidth, memory)
+
+
+def _read(name: str, source: Any, *, progress: bool, **settings: Any) -> DataSet:
+    if isinstance(source, DataSet):
+        return source
+    if isinstance(source, (str, os.PathLike)):
+        path = Path(source)
+        if path.suffix.lower() in PICTURES and not path.is_dir():
+            raise ValueError(
+                f"{name}: {path} is one picture; many samples in one picture cannot be told apart "
+                "again: give a folder with one image each, or an .npz or .npy file"
+            )
+        return read(source, progress=progress, **settings)
+    if isinstance(source, Tensor):
+        source = source.detach().cpu().numpy()
+    if not isinstance(source, np.ndarray):
+        raise TypeError(
+            f"{name} must be a path, a tensor, an array or a DataSet, got {type(source).__name__}"
+        )
+    size = settings["size"]
+    sides = (size, size) if isinstance(size, int) else size
+    try:
+        return from_array(source, None, name, Options(sides, settings["channels"]))
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from error
+
+
+def _matched(samples: DataSet, real: DataSet) -> Tensor:
+    """The rows of the samples, their columns in the order of the data's."""
+    kind, other = samples.format.kind, real.format.kind
+    if (kind == "images") != (other == "images"):
+        raise ValueError(
+            f"samples are {_described(samples)} and against {_described(real)}: images are uint8, "
+            "or files of images"
+        )
+    x = samples.x
+    if kind == other == "table" and samples.format.columns != real.format.columns:
+        have, want = samples.format.columns, real.format.columns
+        if set(have) != set(want):
+            missing, more = sorted(set(want) - set(have)), sorted(set(have) - set(want))
+            raise ValueError(
+                "samples must have the columns of against: missing "
+                f"{', '.join(missing) or 'none'}; unknown {', '.join(more) or 'none'} (a column of "
+                "labels is named by label)"
+            )
+        x = x[:, [have.index(column) for column in want]]
+    if tuple(x.shape[1:]) != real.format.shape:
+        hint = ": give size and channels to bring them to one" if kind == "images" else ""
+        raise ValueError(f"samples are {_described(samples)} and against {_described(real)}{hint}")
+    return x
+
+
+def _described(data: DataSet) -> str:
+    what = {"images": "images", "arrays": "arrays", "table": "rows of a table"}[data.format.kind]
+    return f"{what} of shape {' x '.join(map(str, data.format.shape))}"
+
+
+def _order(count: int, seed: int, tag: str) -> Tensor:
+    return KeyedNoise(seed).uniform(torch.empty(count, dtype=torch.float64), tag=tag).argsort()
+
+
+def _same(samples: Any, against: Any, chosen: Tensor, real: DataSet) -> list[str]:
+    """Is it one file twice, or are samples rows of the data?"""
+    paths = [Path(s) for s in (samples, against) if isinstance(s, (str, os.PathLike))]
+    one = len(paths) == 2 and (
+        os.fspath(samples) == os.fspath(against)
+        or (all(path.exists() for path in paths) and paths[0].samefile(paths[1]))
+    )
+    if one or samples is against:
+        return ["SAMPLES AND DATA ARE THE SAME: these values say nothing about a model"]
+    known = set(_digests(real.x, real))
+    copies = sum(digest in known for digest in _digests(chosen, real))
+    if not copies:
+        return []
+    if copies == len(chosen):
+        return [
+            "EVERY SAMPLE EQUALS A ROW OF THE DATA: the same rows, or a model that has memorised "
+            "them"
+        ]
+    return [f"{copies:,} of {len(chosen):,} samples equal a row of the data"]
+
+
+def _digests(x: Tensor, real: DataSet) -> list[bytes]:
+    """Of every row as a model sees it."""
+    found = []
+    for part in x.split(1024):
+        block = real.format.encode(part).flatten(1) + 0.0  # -0 is 0
+        found += [blake2b(row, digest_size=16).digest() for row in block.cpu().numpy()]
+    return found
+
+
+def _features(
+    parts: list[Tensor], features: str | Extractor | None, real: DataSet
+) -> tuple[list[Tensor], str]:
+    """Of samples, reference and floor, and what they are in words."""
+    images = real.format.kind == "images"
+    if callable(features):
+        found = [extract(features, part) for part in parts]
+        return found, f"{found[0].shape[1]:,}, of the function given"
+    if not images:
+        if features is not None:
+            raise ValueError(f"features={features!r} is for images, got {real.format.kind}")
+        columns = parts[0].flatten(1).shape[1]
+        return [part.flatten(1) for part in parts], (
+            f"the {columns:,} numbers of a row, scaled by the mean and deviation of the data"
+        )
+    if features == "efficientnet-lite0":
+        network = EfficientNetLite().to(parts[0].device)
+        found = [extract(network, part) for part in parts]
+        return found, f"{found[0].shape[1]:,}, of EfficientNet-Lite0 trained on ImageNet"
+    flat = [part.flatten(1).double() for part in parts]
+    mean = flat[1].mean(0)
+    # fitted to the reference alone, so that samples and floor are treated alike
+    axes = torch.linalg.svd(flat[1] - mean, full_matrices=False).Vh
+    axes = axes[: min(COMPONENTS, len(flat[1]) // 4)].T
+    words = (
+        f"the first {axes.shape[1]} principal components of the pixels of the reference: colour "
+        "and rough shape, not content"
+    )
+    if max(real.format.shape[1:]) > LARGE:
+        words += "; for images of this size give features, such as efficientnet-lite0"
+    return [(part - mean) @ axes for part in flat], words
+
+
+def _cells(interval: Interval) -> tuple[str, str]:
+    value, low, high = (f"{number:.4g}" for number in interval)
+    return value, f"[{low}, {high}]"
