@@ -173,6 +173,11 @@ def _resume(command: Any, before: Any, recipe: Any, settings: dict[str, Any]) ->
     if done is not None and recipe.steps < done[0]:
         raise ValueError(f"--steps {recipe.steps}: the training is at step {done[0]} already")
     result = read_result(out)
+    if result is not None and done is None:
+        raise ValueError(
+            f"{out} is finished and its checkpoints are gone: there is nothing to go on from; "
+            "begin another run"
+        )
     if result is not None and recipe.steps <= result["steps"]:
         return _End(0, out, result, _finished(recipe, settings, out))
     device = _device(settings["device"] if command.device == "auto" else command.device)

@@ -405,11 +405,13 @@ class Job:
         num = len(self.held)
         samples = self._sample(num, self.held.label, PREVIEW).flatten(1).double()
         train, held = (
-            self.data.format.encode(part.x[:HELD_OUT]).flatten(1).double()
+            self.data.format.encode(part.x[: num + HELD_OUT]).flatten(1).double()
             for part in (self.train, self.held)
         )
-        mean = train.mean(0)
-        axes = torch.linalg.svd(train - mean, full_matrices=False).Vh
+        # not of the rows of the floor, which axes made for them would draw apart from the others
+        others = train[num:] if len(train) >= 2 * num else train
+        mean = others.mean(0)
+        axes = torch.linalg.svd(others - mean, full_matrices=False).Vh
         axes = axes[: min(COMPONENTS, num // 4)].T
         there, drawn, floor = ((x - mean) @ axes for x in (held, samples, train[:num]))
         count = axes.shape[1]
