@@ -29,7 +29,7 @@ import torch
 
 from fluvial.metrics import frechet_distance
 
-AIM = 1.2
+AIM, FULL = 1.2, (50_000, 2048)
 SMALLEST = (1e-3, 1e-6, 1e-9, 0.0)
 """Deviations of the smallest column, 0 for half of them at 0."""
 
@@ -96,10 +96,11 @@ def times(rows: int, columns: int, rounds: int, least: float) -> None:
         for name, pairs in spent.items()
     }
     base = median["bare, eigenvalues"]
+    aim = f"   aim <= {AIM}" if (rows, columns) == FULL else ""
     for name, (wall, cpu) in median.items():
         print(
             f"{name:20s} {wall:7.2f} s wall {cpu:7.2f} s CPU   {wall / base[0]:5.2f} x wall "
-            f"{cpu / base[1]:5.2f} x CPU   value {values[name]:.10g}   aim <= {AIM}"
+            f"{cpu / base[1]:5.2f} x CPU   value {values[name]:.10g}{aim}"
         )
 
 

@@ -3,10 +3,10 @@
     python benchmarks/samplers.py [--threads N] [--steps N] [--batch N ...]
 
 The network is replaced by one that returns a tensor it has ready. Each contestant makes one batch
-of 3 x 32 x 32 images in float32; grids of times are made beforehand (azula's inside), and
-contestants take turns. Time is CPU time of the thread, which does not count what other programs of
-a busy machine take, and the lowest of all turns. A row names ours, its microseconds a step, and
-the ratio to its peers:
+of 3 x 32 x 32 images in float32, its grid of times made beforehand (azula's inside), in N steps and
+in 3 N. A figure is what one more step costs, the difference over 2 N; after it in brackets stands
+the whole run of N steps, over N. Contestants take turns. Time is CPU time of the thread, which does
+not count what other programs of a busy machine take, and the lowest of all turns.
 
 * diffusers: `FlowMatchEulerDiscreteScheduler` for Euler's method on the linear path,
   `DPMSolverMultistepScheduler` and `UniPCMultistepScheduler` for the multistep solvers, with the
@@ -175,7 +175,7 @@ def rows(x: Tensor, steps: int) -> dict[str, dict[str, Contestant | None]]:
 
 
 def lowest(contestants: dict[str, Contestant], turns: int) -> dict[str, float]:
-    """CPU seconds of the quickest turn of each."""
+    """CPU microseconds of the quickest turn of each."""
     best = dict.fromkeys(contestants, float("inf"))
     gc.disable()
     for _ in range(turns + 1):
@@ -183,9 +183,22 @@ def lowest(contestants: dict[str, Contestant], turns: int) -> dict[str, float]:
             getattr(contestant, "prepare", lambda: None)()
             start = time.thread_time()
             contestant()
-            best[name] = min(best[name], time.thread_time() - start)
+            best[name] = min(best[name], (time.thread_time() - start) * 1e6)
     gc.enable()
     return best
+
+
+def measure(
+    short: dict[str, Contestant | None], long: dict[str, Contestant | None], steps: int, turns: int
+) -> dict[str, tuple[float, float]]:
+    """(microseconds of one more step, those of a run over its steps) by contestant."""
+    runs = {f"{name} {i}": run for i, row in enumerate((short, long)) for name, run in row.items()}
+    best = lowest({name: run for name, run in runs.items() if run is not None}, turns)
+    return {
+        name: ((best[f"{name} 1"] - best[f"{name} 0"]) / (2 * steps), best[f"{name} 0"] / steps)
+        for name, run in short.items()
+        if run is not None
+    }
 
 
 def main() -> None:
@@ -200,16 +213,18 @@ def main() -> None:
     for batch in options.batch:
         x = torch.randn(batch, *SHAPE)
         title = f"{batch} x 3 x 32 x 32, us a step"
-        print(f"\n{title:40} {'ours':>9} {'diffusers':>18} {'azula':>18}")
-        for title, row in rows(x, options.steps).items():
-            best = lowest({k: run for k, run in row.items() if run is not None}, options.turns)
-            each = {name: seconds / options.steps * 1e6 for name, seconds in best.items()}
-            line = f"{title:40} {each['ours']:>9.1f}"
+        print(f"\n{title:40} {'ours':>16} {'diffusers':>29} {'azula':>29}")
+        short, long = rows(x, options.steps), rows(x, 3 * options.steps)
+        for title, row in short.items():
+            found = measure(row, long[title], options.steps, options.turns)
+            line = f"{title:40} {found['ours'][0]:>8.1f} [{found['ours'][1]:.1f}]".ljust(57)
             for peer in ("diffusers", "azula"):
-                ratio = (
-                    f"{each[peer]:.1f} ({each['ours'] / each[peer]:.2f})" if peer in each else "-"
-                )
-                line += f" {ratio:>18}"
+                text = "-"
+                if peer in found:
+                    one, whole = found[peer]
+                    ratios = found["ours"][0] / one, found["ours"][1] / whole
+                    text = f"{one:.1f} [{whole:.1f}], {ratios[0]:.2f} [{ratios[1]:.2f}]"
+                line += f" {text:>29}"
             print(line, flush=True)
 
 

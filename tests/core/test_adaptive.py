@@ -136,6 +136,20 @@ def test_on_the_block_path() -> None:
     assert integrate(field, path, x, 0.9, 0.0)[0].isfinite().all()
 
 
+def test_gradients() -> None:
+    path, mean = Linear(), MEAN.clone().requires_grad_()
+    toy = VectorGaussian(path, mean, STD, "velocity")
+    x = typical(VectorGaussian(path, MEAN, STD), 0.9).requires_grad_()
+    out, _ = integrate(toy, path, x, 0.9, 0.1, rtol=1e-7, atol=1e-7)
+    exact = toy.flow(x, time(0.9), time(0.1))
+    for ours, theirs in zip(
+        torch.autograd.grad(out.sum(), (x, mean)),
+        torch.autograd.grad(exact.sum(), (x, mean)),
+        strict=True,
+    ):
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-5)
+
+
 def test_errors() -> None:
     path = Linear()
     toy, x = VectorGaussian(path, MEAN, STD), torch.zeros(2, 3).double()

@@ -233,6 +233,7 @@ def test_there_and_back_is_the_identity(kind: str) -> None:
     toy = VectorGaussian(vp, MEAN, STD, kind)
     there = reschedule(toy, vp, linear)
     assert reschedule(there, linear, vp) is toy
+    assert reschedule(toy, vp, VPLinear()) is toy
     assert reschedule(there, linear, VPCosine()) == Rescheduled(toy, vp, VPCosine())
     back = Rescheduled(Rescheduled(toy, vp, linear), linear, vp)  # through the formulas
     x = NOISE.normal(torch.empty(3, 3).double())

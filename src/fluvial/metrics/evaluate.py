@@ -45,13 +45,15 @@ PICTURES = (".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff")
 
 
 class Metric(NamedTuple):
-    """A row of the table to be."""
+    """A row of the table to be.
+
+    ``better`` says which values are good: lower, higher, or near a number. ``measure`` takes
+    samples, reference, the bandwidth of a kernel, and bytes of memory.
+    """
 
     title: str
     better: str
-    """"lower", "higher", or the value to be near."""
     measure: Callable[[Tensor, Tensor, float, int], float]
-    """Of samples, reference, the bandwidth of a kernel, and bytes of memory."""
 
 
 METRICS: dict[str, Metric] = {

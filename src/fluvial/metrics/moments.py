@@ -13,8 +13,10 @@ from fluvial.metrics.checks import Values, float64, matrix, rows_of, same_column
 ERROR = 1e-10
 """Of the root of a covariance, relative to its norm: what adding up products may cost."""
 
-FIRST, LATER = 4096, 16384
-"""Rows of a block at least, the first and the later ones; or 2 and 8 times the columns."""
+FIRST, LATER = 2048, 16384
+"""Rows of a block at least, the first and the later ones; or 1.5 and 8 times the columns."""
+
+EPS = torch.finfo(torch.float64).eps
 
 
 class Moments:
@@ -33,15 +35,25 @@ class Moments:
     Squaring never takes place, so a direction whose deviation is 1e-12 of the largest is still
     there, which in a covariance drowns below the rounding of 1.
 
-    Of many rows the sum of products is taken all the same, at half the cost, where the small
-    directions are known to survive it: the first block gives a lower bound on the smallest singular
-    value of R, which further rows can only raise, and the relative error of the root is about
+    Of many rows the products are added up all the same, at half the cost, where small directions
+    are known to survive it. The first block gives R_0, whose smallest singular value is a lower
+    bound for all that follows, and the relative error of the root is about
 
     .. math::
-        |\delta R| / |R|_F \approx \mathrm{eps}\,|R|_F \, / \, \sigma_{\min}(R),
+        |\delta R| / |R|_F \approx \mathrm{eps}\,|R|_F \, / \, \sigma_{\min}(R_0),
 
-    which may be `ERROR` at most. Rows wait in a buffer of at most 8 D rows (16,384 where D is
-    small). Objects can be pickled, and so gathered from several processes and merged.
+    which may be `ERROR` at most. If it were more, the rows are taken in the coordinates
+    of the first block, where all directions are about alike,
+
+    .. math::
+        R = \mathrm{chol}\Bigl(1 + \sum Y^T Y\Bigr) R_0, \qquad Y = (X - \bar x) R_0^{-1},
+
+    as a preconditioned Cholesky QR (Fukaya et al., Shifted Cholesky QR for computing the QR
+    factorization of ill-conditioned matrices, 2020), with the error eps tr(1 + sum Y^T Y) in every
+    direction; and where rows go far beyond those of the first block, so that this too would be
+    above `ERROR`, by the orthogonal factors above. Rows wait in a buffer of at most 8 D rows
+    (16,384 where D is small). Objects can be pickled, and so gathered from several processes and
+    merged.
 
     Args:
         dim: D, the number of columns; None to take it from the first batch.
@@ -57,7 +69,9 @@ class Moments:
         self._count = 0
         self._mean: Tensor | None = None
         self._root: Tensor | None = None
-        self._scatter: Tensor | None = None  # in place of the root, while products are added up
+        # in place of the root, while products are added up
+        self._scatter: Tensor | None = None
+        self._axes: Tensor | None = None  # R_0, if in its coordinates
         self._least = 0.0  # lower bound on the singular values of R
         self._buffer: list[Tensor] = []
 
@@ -99,7 +113,7 @@ class Moments:
         self = cls(len(spread))
         self._count, self._mean = count, centre
         kept = torch.where(values > tiny, values, 0) * (count - 1)
-        self._root = kept.sqrt()[:, None] * vectors.T
+        self._root = _triangle(kept.sqrt()[:, None] * vectors.T)
         return self
 
     def update(self, features: Values) -> Moments:
@@ -119,7 +133,7 @@ class Moments:
         start = 0
         while start < len(features):
             # the first block is short: what it says of the small directions decides on the rest
-            size = max(LATER, 8 * self.dim) if self._count else max(FIRST, 2 * self.dim)
+            size = max(LATER, 8 * self.dim) if self._count else max(FIRST, 3 * self.dim // 2)
             part = features[start : start + size - self._waiting]
             self._buffer.append(float64("features", part))
             start += len(part)
@@ -169,10 +183,11 @@ class Moments:
     def root(self) -> Tensor:
         """R, (min(N, D), D), with R^T R the sum of squares about the mean."""
         _ = self.mean
-        if self._scatter is not None:
-            return torch.linalg.cholesky(self._scatter, upper=True)
-        assert self._root is not None
-        return self._root
+        if self._scatter is None:
+            assert self._root is not None
+            return self._root
+        root = torch.linalg.cholesky(self._scatter, upper=True)
+        return root if self._axes is None else root @ self._axes
 
     @property
     def covariance(self) -> Tensor:
@@ -183,8 +198,7 @@ class Moments:
         """
         if self.count < 2:
             raise ValueError(f"a covariance needs at least 2 rows, got {self.count}")
-        root = self.root
-        return (_gram(root) if self._scatter is None else self._scatter) / (self.count - 1)
+        return _gram(self.root) / (self.count - 1)
 
     def _flush(self) -> None:
         if not self._buffer:
@@ -204,34 +218,56 @@ class Moments:
         shift = (mean - self._mean) * math.sqrt(self._count * count / (self._count + count))
         self._mean = self._mean + (mean - self._mean) * (count / (self._count + count))
         self._count += count
-        if self._products_do(centred, shift):
-            if self._scatter is None:
-                self._scatter, self._root = _gram(self.root), None
-            self._scatter = self._scatter + _gram(centred) + torch.outer(shift, shift)
-        else:
-            root, self._scatter = self.root, None
+        if not self._added(centred, shift):
+            root, self._scatter, self._axes = self.root, None, None
             self._root = _triangle(torch.cat([root, centred, shift[None]]))
 
-    def _products_do(self, centred: Tensor, shift: Tensor) -> bool:
-        """Would the sum of products keep the small directions of what is known so far?"""
-        if len(centred) < FIRST:
-            return False  # nothing to gain
+    def _added(self, centred: Tensor, shift: Tensor) -> bool:
+        """Add products, if the small directions of what is known so far survive it."""
+        sizes = float(centred.norm()), float(shift.norm())
         if self._scatter is None:
             assert self._root is not None
-            if self._root.shape[0] < self._root.shape[1]:
+            if len(centred) < FIRST or self._root.shape[0] < self._root.shape[1]:
+                return False  # little to gain, or directions that are not known yet
+            self._begin(math.hypot(float(self._root.norm()), *sizes))
+        assert self._scatter is not None
+        trace = float(self._scatter.trace())
+        if self._axes is None:
+            if not EPS * math.hypot(trace**0.5, *sizes) <= ERROR * self._least:
                 return False
-            unit = torch.eye(len(self._root), dtype=torch.float64, device=self._root.device)
-            inverse = torch.linalg.solve_triangular(self._root, unit, upper=True)
-            self._least = 1 / float(inverse.norm())  # 0 or NaN where R is singular
-            size = float(self._root.norm())
         else:
-            size = math.sqrt(float(self._scatter.trace()))
-        size = math.hypot(size, float(centred.norm()), float(shift.norm()))
-        return torch.finfo(torch.float64).eps * size <= ERROR * self._least
+            centred = _solve(self._axes, centred)
+            shift = _solve(self._axes, shift[None])[0]
+            trace += float(centred.norm() ** 2 + shift.norm() ** 2)
+            if not EPS * trace <= ERROR:  # NaN as well
+                return False
+        self._scatter = self._scatter + _gram(centred) + torch.outer(shift, shift)
+        return True
+
+    def _begin(self, size: float) -> None:
+        """From the root to products: in the coordinates of the rows, or of the root."""
+        root, self._root = self._root, None
+        assert root is not None
+        unit = torch.eye(len(root), dtype=torch.float64, device=root.device)
+        # 0 or NaN where the root is singular
+        self._least = 1 / float(_solve(root, unit).norm())
+        if EPS * size <= ERROR * self._least:
+            self._scatter, self._axes = _gram(root), None
+            return
+        # columns of zeros, and others without a direction of their own, become rounding
+        diagonal = root.diagonal()
+        smallest = EPS * root.norm()
+        patch = torch.where(diagonal.abs() < smallest, smallest - diagonal, 0)
+        self._scatter, self._axes = unit, root + patch.diag()
 
 
 def _triangle(rows: Tensor) -> Tensor:
     return torch.linalg.qr(rows, mode="r").R
+
+
+def _solve(root: Tensor, rows: Tensor) -> Tensor:
+    """rows root^-1."""
+    return torch.linalg.solve_triangular(root.T, rows.T, upper=False).T
 
 
 def _gram(rows: Tensor) -> Tensor:

@@ -1,1 +1,1 @@
-"""Gaussian paths, fields along them, and the flow's ordinary differential equation."""
+"""Gaussian paths, fields along them, and their samplers."""

@@ -156,7 +156,7 @@ class UniPC:
 
     Args:
         order: 2 or 3.
-        variant: "bh2", or "bh1", which the authors recommend for few steps without guidance. From
+        variant: "bh2", or "bh1", recommended for fewer than 10 steps without guidance. From
             alpha = 0 on, bh1 has no limit, and its first step stays uncorrected.
         correct: False for the predictor alone, UniP.
         steps: as for `DPMSolver`.

@@ -204,8 +204,10 @@ def with_corrections(pairs: Tensor, number: int = 1) -> Tensor:
 def reschedule(field: Field, trained: AlphaSigmaPath, sampled: AlphaSigmaPath) -> Field:
     """``field`` of the path ``trained`` as a field of the path ``sampled``; see `Rescheduled`.
 
-    A field that came from ``sampled`` comes back as it was.
+    A field that came from ``sampled`` comes back as it was, and so does one whose paths are equal.
     """
+    if trained == sampled:
+        return field
     if isinstance(field, Rescheduled) and field.sampled == trained:
         if field.trained == sampled:
             return field.field
