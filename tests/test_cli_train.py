@@ -114,6 +114,7 @@ def error(argv: list[str], capsys: Capture) -> str:
 def test_a_training_leaves_the_folder_of_a_run(photos: Path) -> None:
     names = {path.relative_to(photos).as_posix() for path in photos.rglob("*") if path.is_file()}
     assert names == {
+        ".lock",
         "run.json",
         "training.json",
         "metrics.jsonl",

@@ -52,7 +52,7 @@ def state(batch: int, dtype: torch.dtype = torch.float64, seed: int = 1) -> Tens
     return KeyedNoise(seed).normal(torch.empty(batch, 3, dtype=dtype))
 
 
-def close(a: Tensor, b: Tensor, tolerance: float) -> None:
+def assert_close(a: Tensor, b: Tensor, tolerance: float) -> None:
     torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance)
 
 
@@ -61,21 +61,21 @@ def close(a: Tensor, b: Tensor, tolerance: float) -> None:
 
 def test_schedules_are_those_of_the_papers() -> None:
     t = INSIDE
-    close(Linear().alpha(t), 1 - t, 0)
-    close(Linear().sigma(t), t, 0)
+    assert_close(Linear().alpha(t), 1 - t, 0)
+    assert_close(Linear().sigma(t), t, 0)
     vp, beta = VPLinear(), 0.1 + 19.9 * t
     integral = 0.1 * t + 19.9 * t**2 / 2
-    close(vp.alpha(t), torch.exp(-integral / 2), 1e-14)
-    close(vp.sigma(t), torch.sqrt(-torch.expm1(-integral)), 1e-14)
-    close(vp.sde(t)[0].value, -beta / 2, 1e-14)
-    close(vp.sde(t)[1].value, beta.sqrt(), 1e-14)
-    close(VPCosine().alpha(t), torch.cos(math.pi * t / 2), 1e-14)
+    assert_close(vp.alpha(t), torch.exp(-integral / 2), 1e-14)
+    assert_close(vp.sigma(t), torch.sqrt(-torch.expm1(-integral)), 1e-14)
+    assert_close(vp.sde(t)[0].value, -beta / 2, 1e-14)
+    assert_close(vp.sde(t)[1].value, beta.sqrt(), 1e-14)
+    assert_close(VPCosine().alpha(t), torch.cos(math.pi * t / 2), 1e-14)
     for path in (vp, VPCosine(), CUSTOM):
-        close(path.alpha(t) ** 2 + path.sigma(t) ** 2, torch.ones_like(t), 1e-14)
+        assert_close(path.alpha(t) ** 2 + path.sigma(t) ** 2, torch.ones_like(t), 1e-14)
     ve = VE(0.01, 50)
-    close(ve.alpha(t), torch.ones_like(t), 0)
-    close(ve.sigma(t) ** 2 + 0.01**2, (0.01 * 5000**t) ** 2, 1e-11)
-    close(ve.sde(t)[1].value, 0.01 * 5000**t * math.sqrt(2 * math.log(5000)), 1e-12)
+    assert_close(ve.alpha(t), torch.ones_like(t), 0)
+    assert_close(ve.sigma(t) ** 2 + 0.01**2, (0.01 * 5000**t) ** 2, 1e-11)
+    assert_close(ve.sde(t)[1].value, 0.01 * 5000**t * math.sqrt(2 * math.log(5000)), 1e-12)
 
 
 @pytest.mark.parametrize("path", PATHS, ids=name)
@@ -111,9 +111,9 @@ def test_sde_has_the_marginals(path: AlphaSigmaPath) -> None:
     """The moments' equations: alpha' = F alpha and (sigma^2)' = 2 F sigma^2 + G^2."""
     drift, diffusion = (scale.value for scale in path.sde(INSIDE))
     alpha, sigma = path.alpha(INSIDE), path.sigma(INSIDE)
-    close(drift * alpha, path.alpha_rate(INSIDE), 1e-9)
+    assert_close(drift * alpha, path.alpha_rate(INSIDE), 1e-9)
     growth = 2 * drift * sigma.square() + diffusion.square()
-    close(growth, 2 * sigma * path.sigma_rate(INSIDE), 1e-9)
+    assert_close(growth, 2 * sigma * path.sigma_rate(INSIDE), 1e-9)
     assert (diffusion > 0).all()
 
 
@@ -193,11 +193,11 @@ def test_draws_and_targets(path: AlphaSigmaPath) -> None:
     assert torch.equal(draw.x, alpha * x0 + sigma * eps)
     assert draw.x0 is x0 and draw.t is t
     assert torch.equal(draw.target("clean"), x0)
-    close(draw.target("noise"), eps, 1e-14)
+    assert_close(draw.target("noise"), eps, 1e-14)
     velocity = path.alpha_rate(t)[:, None] * x0 + path.sigma_rate(t)[:, None] * eps
-    close(draw.target("velocity"), velocity, 1e-14)
+    assert_close(draw.target("velocity"), velocity, 1e-14)
     score = -(draw.x - alpha * x0) / sigma.square()
-    close(draw.target("score")[1:], score[1:], 1e-6)
+    assert_close(draw.target("score")[1:], score[1:], 1e-6)
     assert (draw.target("score")[0] == 0).all()  # no noise, and the pseudo-inverse
     for kind in ("drift", "mean_velocity", ""):
         with pytest.raises(ValueError, match="'clean', 'noise', 'velocity' and 'score'"):
@@ -211,9 +211,9 @@ def test_the_source_end(path: AlphaSigmaPath) -> None:
     assert torch.equal(draw.x1, path.source(x0, NOISE))
     again = path.sample(x0, time(0.4), KeyedNoise(99), x1=draw.x1)
     assert again.x1 is draw.x1
-    close(again.x, draw.x, 1e-14)
+    assert_close(again.x, draw.x, 1e-14)
     end = path.sample(x0, one, NOISE)
-    close(end.x, path.alpha(one) * x0 + end.x1, 1e-14)
+    assert_close(end.x, path.alpha(one) * x0 + end.x1, 1e-14)
 
 
 def test_bad_samples() -> None:
@@ -278,9 +278,9 @@ def test_posterior_is_bayes_rule(path: AlphaSigmaPath) -> None:
     step = path.sigma(t) ** 2 - (ratio * path.sigma(s)) ** 2
     var = 1 / (1 / path.sigma(s) ** 2 + ratio**2 / step)
     on_x, on_clean, spread = posterior_map(path, t, s, ONES)
-    close(on_x, (var * ratio / step).expand(1, 1), 1e-12)
-    close(on_clean, (var * path.alpha(s) / path.sigma(s) ** 2).expand(1, 1), 1e-12)
-    close(spread, var.sqrt().expand(1, 1), 1e-12)
+    assert_close(on_x, (var * ratio / step).expand(1, 1), 1e-12)
+    assert_close(on_clean, (var * path.alpha(s) / path.sigma(s) ** 2).expand(1, 1), 1e-12)
+    assert_close(spread, var.sqrt().expand(1, 1), 1e-12)
 
 
 @pytest.mark.parametrize("path", PATHS, ids=name)
@@ -294,14 +294,14 @@ def test_times_of_rows(path: AlphaSigmaPath) -> None:
     draw = path.sample(clean, t, NOISE)
     for i in range(len(pairs)):
         rows, row = NOISE.rows(torch.tensor([i])), slice(i, i + 1)
-        close(path.posterior(x[row], clean[row], t[i], s[i], rows), posterior[row], 1e-14)
-        close(path.transition(x[row], s[i], t[i], rows), transition[row], 1e-14)
+        assert_close(path.posterior(x[row], clean[row], t[i], s[i], rows), posterior[row], 1e-14)
+        assert_close(path.transition(x[row], s[i], t[i], rows), transition[row], 1e-14)
         one = path.sample(clean[row], t[i], rows)
-        close(one.x, draw.x[row], 1e-14)
-        close(one.target("velocity"), draw.target("velocity")[row], 1e-14)
+        assert_close(one.x, draw.x[row], 1e-14)
+        assert_close(one.target("velocity"), draw.target("velocity")[row], 1e-14)
         for kind in KINDS:
             field = convert(toy, kind, path)
-            close(field(x[row], t[i]), field(x, t)[row], 1e-9)
+            assert_close(field(x[row], t[i]), field(x, t)[row], 1e-9)
 
 
 # Conversions
@@ -363,7 +363,7 @@ def test_a_velocity_fixes_both_ends_at_both_ends(path: AlphaSigmaPath, end: floa
     x = scale @ clean + level @ noise
     velocity = express("velocity", clean, noise, t, path)
     for given, exact in zip(ends("velocity", velocity, x, t, path), (clean, noise), strict=True):
-        close(given, exact, 1e-14)
+        assert_close(given, exact, 1e-14)
 
 
 @pytest.mark.parametrize("path", CLOSED, ids=name)
@@ -372,7 +372,7 @@ def test_the_data_end(path: AlphaSigmaPath) -> None:
     x, t = state(4), time(0.0)
     for kind in ("noise", "velocity", "score"):
         toy = VectorGaussian(path, MEAN, STD, kind)
-        close(convert(toy, "clean", path)(x, t), x, 1e-12)
+        assert_close(convert(toy, "clean", path)(x, t), x, 1e-12)
 
 
 @pytest.mark.parametrize("path", PATHS, ids=name)
@@ -384,7 +384,7 @@ def test_round_trips(path: AlphaSigmaPath, kind: str) -> None:
         x = scale @ clean + level @ noise
         value = express(kind, clean, noise, t, path)
         for given, exact in zip(ends(kind, value, x, t, path), (clean, noise), strict=True):
-            close(given, exact, 1e-10)
+            assert_close(given, exact, 1e-10)
 
 
 def test_mean_velocity_is_asked_for_its_limit() -> None:
@@ -395,7 +395,7 @@ def test_mean_velocity_is_asked_for_its_limit() -> None:
         kind, value = predict(toy, x, t, **cond)
         assert kind == "velocity" and torch.equal(value, velocity(x, t))
     assert torch.equal(convert(toy, "velocity", path)(x, t), velocity(x, t))
-    close(convert(toy, "clean", path)(x, t), replace(toy, predicts="clean")(x, t), 1e-12)
+    assert_close(convert(toy, "clean", path)(x, t), replace(toy, predicts="clean")(x, t), 1e-12)
 
 
 def test_unknown_kinds_are_refused_by_name() -> None:
@@ -459,17 +459,17 @@ def test_block_coefficients() -> None:
     t, h = BLOCK_TIMES[:-1], 1e-6
     (scale, level), (scale_rate, level_rate) = BLOCK.marginal(t), BLOCK.rates(t)
     after, before = BLOCK.marginal(t + h)[0].matrix, BLOCK.marginal(t - h)[0].matrix
-    close(scale_rate.matrix, (after - before) / (2 * h), 1e-7)
+    assert_close(scale_rate.matrix, (after - before) / (2 * h), 1e-7)
     growth = (BLOCK.cov(t + h) - BLOCK.cov(t - h)) / (2 * h)
     both = level_rate.matrix @ level.matrix.mT
-    close(both + both.mT, growth, 1e-6)
-    close(level.matrix @ level.matrix.mT, BLOCK.cov(t), 1e-12)
+    assert_close(both + both.mT, growth, 1e-6)
+    assert_close(level.matrix @ level.matrix.mT, BLOCK.cov(t), 1e-12)
     drift, diffusion = BLOCK.sde(t)
     flow = drift.matrix @ BLOCK.cov(t)
-    close(growth, flow + flow.mT + diffusion.matrix @ diffusion.matrix.mT, 1e-6)
+    assert_close(growth, flow + flow.mT + diffusion.matrix @ diffusion.matrix.mT, 1e-6)
     stationary = torch.diag(torch.tensor([1, BLOCK.mass])).double()
     exact = stationary - scale.matrix @ stationary @ scale.matrix.mT
-    close(BLOCK.cov(t), exact, 1e-12)
+    assert_close(BLOCK.cov(t), exact, 1e-12)
 
 
 @pytest.mark.parametrize(("t", "s"), [(1.0, 0.4), (0.7, 0.1), (0.5, 0.5), (0.5, 0.0), (0.0, 0.0)])
@@ -492,11 +492,11 @@ def test_block_posterior_and_transition_compose(t: float, s: float) -> None:
     spread = BLOCK.posterior(zero, zero, t_, s_, Basis(0.0))[0]
     step = BLOCK.transition(EYE, s_, t_, Constant(0.0))[0]
     step_spread = BLOCK.transition(zero, s_, t_, Basis(0.0))[0]
-    close(step @ flow_s, flow, 1e-12)
-    close(step @ cov_s @ step.mT + step_spread @ step_spread.mT, cov, 1e-12)
-    close(on_x @ flow + on_clean, flow_s, 1e-12)
-    close(on_x @ cov @ on_x.mT + spread @ spread.mT, cov_s, 1e-12)
-    close(on_x @ cov, cov_s @ step.mT, 1e-12)
+    assert_close(step @ flow_s, flow, 1e-12)
+    assert_close(step @ cov_s @ step.mT + step_spread @ step_spread.mT, cov, 1e-12)
+    assert_close(on_x @ flow + on_clean, flow_s, 1e-12)
+    assert_close(on_x @ cov @ on_x.mT + spread @ spread.mT, cov_s, 1e-12)
+    assert_close(on_x @ cov, cov_s @ step.mT, 1e-12)
 
 
 @pytest.mark.parametrize(("source", "kind"), product(("clean", "noise", "score"), KINDS))
@@ -504,9 +504,9 @@ def test_block_conversions_agree_with_closed_forms(source: str, kind: str) -> No
     x = KeyedNoise(5).normal(torch.empty(len(BLOCK_TIMES), 2, 3, dtype=torch.float64))
     field = convert(replace(FIELD, predicts=source), kind, BLOCK)
     exact = replace(FIELD, predicts=kind)
-    close(field(x, BLOCK_TIMES), exact(x, BLOCK_TIMES), 1e-7)
+    assert_close(field(x, BLOCK_TIMES), exact(x, BLOCK_TIMES), 1e-7)
     for i, t in enumerate(BLOCK_TIMES):
-        close(field(x[i : i + 1], t), exact(x, BLOCK_TIMES)[i : i + 1], 1e-7)
+        assert_close(field(x[i : i + 1], t), exact(x, BLOCK_TIMES)[i : i + 1], 1e-7)
     for end in (time(0.0), time(1.0)):
         assert field(x, end).isfinite().all()
         assert field(x.float(), end).dtype == torch.float32
@@ -529,8 +529,8 @@ def test_block_targets() -> None:
     draw = BLOCK.sample(x0, BLOCK_TIMES, NOISE)
     for kind in ("clean", "noise", "score"):
         clean, noise = ends(kind, draw.target(kind), draw.x, BLOCK_TIMES, BLOCK)
-        close(clean, x0, 1e-9)
-        close(noise, draw.target("noise"), 1e-7)
+        assert_close(clean, x0, 1e-9)
+        assert_close(noise, draw.target("noise"), 1e-7)
         for other in KINDS:
-            close(express(other, clean, noise, BLOCK_TIMES, BLOCK), draw.target(other), 1e-4)
+            assert_close(express(other, clean, noise, BLOCK_TIMES, BLOCK), draw.target(other), 1e-4)
     assert isinstance(BLOCK.marginal(BLOCK_TIMES)[0], Block)

@@ -47,7 +47,7 @@ def time(t: float) -> Tensor:
     return torch.tensor(t, dtype=torch.float64)
 
 
-def close(a: Tensor, b: Tensor, tolerance: float) -> None:
+def assert_close(a: Tensor, b: Tensor, tolerance: float) -> None:
     torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance)
 
 
@@ -167,7 +167,7 @@ def test_pigdm_is_exact_for_isotropic_gaussians(
         for t in (0.05, 0.5, 0.95):
             clean = toy(path)(X, time(t))
             out = steer.clean(clean, X, {}, run_at(path, field, t, steer))
-            close(out, posterior_clean(path, operator, y, obs_noise, X, time(t)), 1e-8)
+            assert_close(out, posterior_clean(path, operator, y, obs_noise, X, time(t)), 1e-8)
 
 
 @pytest.mark.parametrize(("path", "obs_noise"), [(Linear(), 0.1), (VPCosine(), 0.5)], ids=name)
@@ -198,11 +198,11 @@ def test_conjugate_gradients() -> None:
     right = NOISE.normal(torch.empty(3, 6, dtype=torch.float64), "b")
     right[1] = 0
     out = _conjugate_gradients(lambda u: u @ spd, right, 40)  # far more than it takes
-    close(out, right @ torch.linalg.inv(spd), 1e-8)
+    assert_close(out, right @ torch.linalg.inv(spd), 1e-8)
     assert torch.equal(out[1], torch.zeros(6).double())
     assert torch.equal(out[:1], _conjugate_gradients(lambda u: u @ spd, right[:1], 40))
     once = _conjugate_gradients(lambda u: 3 * u, right.reshape(3, 2, 3), 1)
-    close(once, right.reshape(3, 2, 3) / 3, 1e-14)
+    assert_close(once, right.reshape(3, 2, 3) / 3, 1e-14)
 
 
 # DPS
@@ -222,7 +222,7 @@ def test_dps_is_the_gradient_of_the_likelihood_at_the_clean_prediction(
     leaf = X.clone().requires_grad_()
     fit = (y - operator.A(toy(path)(leaf, t))).square().sum() / (2 * obs_noise**2)
     score = -torch.autograd.grad(fit, leaf)[0]
-    close(out - clean, 0.7 * path.sigma(t).square() / path.alpha(t) * score, 1e-9)
+    assert_close(out - clean, 0.7 * path.sigma(t).square() / path.alpha(t) * score, 1e-9)
 
 
 def test_how_far_dps_is_from_the_posterior() -> None:
@@ -253,7 +253,7 @@ def test_published_dps(kind: str) -> None:
     counted = Counting(toy(path, kind))
     with torch.no_grad():
         out = simulate(X, pairs, Euler(), path, counted, NOISE, steer)
-    close(out, plain - 0.3 * gradient, 1e-9)
+    assert_close(out, plain - 0.3 * gradient, 1e-9)
     assert len(counted.calls) == 1
     rising = pairs.flip(1)
     out, plain = (
@@ -299,25 +299,25 @@ def test_ddnm_satisfies_the_measurement(operator: Any, y: Tensor, sampler: Any) 
         simulate(X, uniform_grid(6), sampler, path, toy(path), NOISE, steer)
         for steer in (DDNM(operator, y), None)
     )
-    close(operator.A(out), y.expand(5, -1), 1e-13)
+    assert_close(operator.A(out), y.expand(5, -1), 1e-13)
     # the prior is isotropic: nothing moves in the null space
     null = torch.eye(SIZE, dtype=torch.float64) - torch.linalg.pinv(matrix(operator)) @ matrix(
         operator
     )
-    close(out @ null, plain @ null, 1e-10)
+    assert_close(out @ null, plain @ null, 1e-10)
     single = simulate(
         X.float(), uniform_grid(6), sampler, path, toy(path), NOISE, DDNM(operator, y)
     )
     assert single.dtype == torch.float32
-    close(operator.A(single), y.float().expand(5, -1), 1e-5)
+    assert_close(operator.A(single), y.float().expand(5, -1), 1e-5)
 
 
 def test_ddnm_has_the_posterior_of_an_isotropic_gaussian() -> None:
     operator, y = CASES[0]
     mean, cov = posterior(operator, y, 0.0)
     ours = pushed(VPCosine(), DDNM(operator, y), 64)
-    close(ours[0], mean, 1e-3)
-    close(ours[1], cov, 1e-3)
+    assert_close(ours[0], mean, 1e-3)
+    assert_close(ours[1], cov, 1e-3)
 
 
 def test_measurements_of_every_row() -> None:
@@ -330,7 +330,7 @@ def test_measurements_of_every_row() -> None:
                 X[i : i + 1], uniform_grid(4), Ancestral(), path, toy(path),
                 NOISE.rows(torch.tensor([i])), one,
             )  # fmt: skip
-            close(row, out[i : i + 1], 1e-12)
+            assert_close(row, out[i : i + 1], 1e-12)
 
 
 # DDNM+
@@ -345,7 +345,7 @@ def test_ddnm_plus_without_noise_is_ddnm(path: AlphaSigmaPath, operator: Any, y:
     for kind in ("clean", "velocity"):
         out = simulate(X, pairs, DDNMPlus(operator, y, 0.0), path, toy(path, kind), NOISE)
         exact = simulate(X, pairs, Ancestral(), path, toy(path), NOISE, DDNM(operator, y))
-        close(out, exact, 1e-10)
+        assert_close(out, exact, 1e-10)
 
 
 @pytest.mark.parametrize("obs_noise", [0.01, 0.5, 5.0])
@@ -367,14 +367,14 @@ def test_a_step_of_ddnm_plus_has_the_noise_of_the_posterior(
         simulate(X, pairs, Ancestral(), path, Point(X), Constant(value)) for value in (0.0, 1.0)
     ]
     spread = plain[1] - plain[0]
-    close(on_y.square() + MASK.A(on_noise).square(), MASK.A(spread).square(), 1e-12)
-    close(on_noise[:, [1, 3]], spread[:, [1, 3]], 1e-12)
+    assert_close(on_y.square() + MASK.A(on_noise).square(), MASK.A(spread).square(), 1e-12)
+    assert_close(on_noise[:, [1, 3]], spread[:, [1, 3]], 1e-12)
     if obs_noise == 0.01 and s > 0:
         # the measurement is trusted in full, as long as its noise fits in
         rho = (
             path.alpha(time(t)) * path.sigma(time(s)) / (path.alpha(time(s)) * path.sigma(time(t)))
         )
-        close(on_y, (obs_noise * path.alpha(time(s)) * (1 - rho**2)).expand_as(on_y), 1e-12)
+        assert_close(on_y, (obs_noise * path.alpha(time(s)) * (1 - rho**2)).expand_as(on_y), 1e-12)
 
 
 def test_law_of_ddnm_plus() -> None:
@@ -406,7 +406,7 @@ def test_law_of_ddnm_plus() -> None:
 def test_repaint_satisfies_the_measurement(operator: Any, y: Tensor) -> None:
     path, pairs = VPLinear(), resampled(uniform_grid(6), 2, 3)
     out = simulate(X, pairs, Ancestral(), path, toy(path), NOISE, RePaint(operator, y))
-    close(operator.A(out), y.expand(5, -1), 1e-12)
+    assert_close(operator.A(out), y.expand(5, -1), 1e-12)
 
 
 def test_a_step_of_repaint() -> None:
@@ -417,8 +417,8 @@ def test_a_step_of_repaint() -> None:
         for steer in (RePaint(MASK, y), None)
     )
     known = path.sample(MASK.A_dagger(y), time(0.4), NOISE.at(0)).x
-    close(MASK.A(out), MASK.A(known), 1e-14)
-    close(out[:, [1, 3]], plain[:, [1, 3]], 1e-14)
+    assert_close(MASK.A(out), MASK.A(known), 1e-14)
+    assert_close(out[:, [1, 3]], plain[:, [1, 3]], 1e-14)
     up = pairs.flip(1)
     assert torch.equal(
         *(simulate(X, up, Ancestral(), path, toy(path), NOISE, s) for s in (RePaint(MASK, y), None))
@@ -619,7 +619,7 @@ def test_every_sampler(sampler: Any) -> None:
     """The measurement is met, and the gradient costs no call of the field."""
     path, (operator, y) = VPLinear(), CASES[0]
     out = simulate(X, uniform_grid(6), sampler, path, toy(path), NOISE, DDNM(operator, y))
-    close(operator.A(out), y.expand(5, -1), 1e-12)
+    assert_close(operator.A(out), y.expand(5, -1), 1e-12)
     fields = [Counting(toy(path)), Counting(toy(path))]
     for field, steer in zip(fields, (None, PiGDM(operator, y, 0.3, std=STD)), strict=True):
         simulate(X, uniform_grid(6), sampler, path, field, NOISE, steer)
@@ -633,4 +633,4 @@ def test_converted_fields() -> None:
     out = simulate(X, uniform_grid(5), Ancestral(), path, counted, NOISE, steer)
     assert len(counted.calls) == 5
     exact = simulate(X, uniform_grid(5), Ancestral(), path, toy(path), NOISE, steer)
-    close(out, exact, 1e-10)
+    assert_close(out, exact, 1e-10)

@@ -34,7 +34,7 @@ def normal(x: Tensor, mean: Tensor, std: Tensor) -> Tensor:
     return torch.distributions.Normal(mean, std).log_prob(x).sum(-1)
 
 
-def close(a: Tensor, b: Tensor, tolerance: float) -> None:
+def assert_close(a: Tensor, b: Tensor, tolerance: float) -> None:
     torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance)
 
 
@@ -43,9 +43,9 @@ def close(a: Tensor, b: Tensor, tolerance: float) -> None:
 def test_gaussian(path: AlphaSigmaPath, kind: str) -> None:
     toy, exact = VectorGaussian(path, MEAN, STD, kind), normal(X, MEAN, STD)
     with torch.no_grad():
-        close(log_likelihood(X, path, toy, tolerance=1e-7), exact, 1e-6)
+        assert_close(log_likelihood(X, path, toy, tolerance=1e-7), exact, 1e-6)
         if kind in ("velocity", "clean"):  # others do not determine the velocity at t = 1
-            close(log_likelihood(X, path, toy, pairs=FIXED), exact, 1e-6)
+            assert_close(log_likelihood(X, path, toy, pairs=FIXED), exact, 1e-6)
 
 
 def test_order_of_the_fixed_steps() -> None:
@@ -69,7 +69,9 @@ def test_from_a_later_start() -> None:
 
     mean, var = toy.moments(torch.tensor(start, dtype=torch.float64))
     exact = normal(X, mean, var.sqrt())
-    close(log_likelihood(X, path, toy, start=start, tolerance=1e-7, source=source), exact, 1e-6)
+    assert_close(
+        log_likelihood(X, path, toy, start=start, tolerance=1e-7, source=source), exact, 1e-6
+    )
     plain = log_likelihood(X, path, toy, start=start, tolerance=1e-7)
     # alpha(1)^2 = 4e-5 is what the default source leaves out
     assert 1e-6 < (plain - exact).abs().max() < 0.05
@@ -91,7 +93,7 @@ def test_block_path() -> None:
     x = mean[:, None] + 0.5 * NOISE.normal(torch.empty(3, 2, 2, dtype=torch.float64))
     pairs = uniform_grid(20, 0.1, 1.0)
     log_p = log_likelihood(x, path, field, pairs=pairs, source=lambda x: density(x, 1.0))
-    close(log_p, density(x, 0.1), 1e-6)
+    assert_close(log_p, density(x, 0.1), 1e-6)
 
 
 @dataclass(frozen=True)
@@ -121,8 +123,8 @@ def test_mixture() -> None:
     exact = (parts + weights.log()).logsumexp(1)
     path = Linear()
     field = Mixture(path, weights, means, stds)
-    close(log_likelihood(x, path, field, tolerance=1e-7), exact, 1e-6)
-    close(log_likelihood(x, path, field, pairs=uniform_grid(50, 0, 1)), exact, 1e-6)
+    assert_close(log_likelihood(x, path, field, tolerance=1e-7), exact, 1e-6)
+    assert_close(log_likelihood(x, path, field, pairs=uniform_grid(50, 0, 1)), exact, 1e-6)
 
 
 class Net(nn.Module):
@@ -153,7 +155,7 @@ def test_network_against_the_determinant_of_its_flow() -> None:
 
     jacobians = torch.func.vmap(torch.func.jacrev(lambda x: flow(x[None])[0]))(X)
     exact = normal(flow(X), torch.zeros(3), torch.ones(3)) + torch.linalg.slogdet(jacobians)[1]
-    close(log_likelihood(X, Linear(), net, pairs=pairs, shift=0.3), exact, 1e-6)
+    assert_close(log_likelihood(X, Linear(), net, pairs=pairs, shift=0.3), exact, 1e-6)
     loss = -log_likelihood(X, Linear(), net, pairs=uniform_grid(1, 0, 1))
     loss.mean().backward()  # maximum likelihood can be trained
     assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in net.parameters())
@@ -201,7 +203,7 @@ def test_estimate_is_a_quadratic_form_of_its_probes(law: Any, probes: int) -> No
         else:
             z = torch.where(NOISE.uniform(x, f"probe {i}") < 0.5, -1.0, 1.0).double()
         forms.append((z @ INTEGRAL * z).sum(1))
-    close(out, density_at_the_source(x) + torch.stack(forms).mean(0), 1e-6)
+    assert_close(out, density_at_the_source(x) + torch.stack(forms).mean(0), 1e-6)
 
 
 @pytest.mark.parametrize("law", ["rademacher", "gaussian"])
@@ -209,7 +211,7 @@ def test_estimate_is_unbiased(law: Any) -> None:
     n = 4000
     x = torch.tensor([[0.3, -0.7, 0.4]], dtype=torch.float64)
     exact = torch.distributions.MultivariateNormal(torch.zeros(3).double(), COV).log_prob(x)
-    close(log_likelihood(x, Linear(), Correlated(), pairs=FIXED), exact, 1e-6)
+    assert_close(log_likelihood(x, Linear(), Correlated(), pairs=FIXED), exact, 1e-6)
     out = log_likelihood(
         x.expand(n, 3), Linear(), Correlated(), noise=NOISE, law=law, pairs=uniform_grid(12, 0, 1)
     )
@@ -230,7 +232,7 @@ def test_rows_do_not_depend_on_their_batch() -> None:
             log_likelihood(X[rows], path, toy, noise=NOISE.rows(rows), **options)  # type: ignore
             for rows in (torch.tensor([0, 1]), torch.tensor([2, 3, 4]))
         ]
-        close(torch.cat(parts), whole, 1e-12 if "pairs" in options else 1e-3)
+        assert_close(torch.cat(parts), whole, 1e-12 if "pairs" in options else 1e-3)
 
 
 @pytest.mark.parametrize("pairs", [None, FIXED])
@@ -238,7 +240,7 @@ def test_dtype(pairs: Tensor | None) -> None:
     path = Linear()
     out = log_likelihood(X.float(), path, VectorGaussian(path, MEAN, STD, "velocity"), pairs=pairs)
     assert out.dtype == torch.float32 and out.shape == (5,)
-    close(out.double(), normal(X, MEAN, STD), 1e-4)
+    assert_close(out.double(), normal(X, MEAN, STD), 1e-4)
 
 
 # Bits
@@ -249,9 +251,9 @@ def test_bits_per_dimension() -> None:
     x = torch.empty(2, 3, 4, 4)
     for width in (1.0, 2 / 256, 1 / 127.5):
         log_p = torch.full((2,), -48 * math.log(256 * width))
-        close(bits_per_dimension(log_p, x, width), torch.full((2,), 8.0), 1e-6)
+        assert_close(bits_per_dimension(log_p, x, width), torch.full((2,), 8.0), 1e-6)
     log_p = torch.tensor([-40.0, 3.0])
-    close(bits_per_dimension(log_p, x, 2 / 256), -log_p / 48 / math.log(2) + 7, 1e-6)
+    assert_close(bits_per_dimension(log_p, x, 2 / 256), -log_p / 48 / math.log(2) + 7, 1e-6)
 
 
 def test_dequantise() -> None:

@@ -31,7 +31,7 @@ def name(value: Any) -> str:
     return value if isinstance(value, str) else type(value).__name__
 
 
-def close(a: Tensor, b: Tensor, tolerance: float) -> None:
+def assert_close(a: Tensor, b: Tensor, tolerance: float) -> None:
     torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance)
 
 
@@ -70,24 +70,26 @@ def test_loss_depends_on_what_is_measured_not_on_what_is_predicted(
     plain = loss(path, measure)  # the network's own error, as it is
     draw = path.sample(X0, INSIDE(X0, NOISE), NOISE)
     guess = Guess(path, measure)(draw.x, draw.t)
-    close(plain, (guess - draw.target(measure)).square().mean(), 1e-12)
+    assert_close(plain, (guess - draw.target(measure)).square().mean(), 1e-12)
     for kind in KINDS:
-        close(loss(path, kind, measure=measure), plain, 1e-9)
+        assert_close(loss(path, kind, measure=measure), plain, 1e-9)
 
 
 @pytest.mark.parametrize("path", PATHS, ids=name)
 def test_noise_loss_is_the_clean_loss_weighted_by_snr(path: AlphaSigmaPath) -> None:
     noise = loss(path, "noise")
     for kind in KINDS:
-        close(loss(path, kind, weight=SNR()), noise, 1e-9)
+        assert_close(loss(path, kind, weight=SNR()), noise, 1e-9)
     inverse = loss(path, "noise", weight=lambda t, path: (path.sigma(t) / path.alpha(t)) ** 2)
-    close(inverse, loss(path, "clean"), 1e-9)
+    assert_close(inverse, loss(path, "clean"), 1e-9)
 
 
 def test_velocity_loss_is_a_weighted_clean_loss() -> None:
     """1 / t^2 on the linear path, (pi / 2)^2 / sigma^2 on the cosine path."""
-    close(loss(Linear(), "velocity"), loss(Linear(), "clean", weight=lambda t, path: t**-2), 1e-12)
-    close(
+    assert_close(
+        loss(Linear(), "velocity"), loss(Linear(), "clean", weight=lambda t, path: t**-2), 1e-12
+    )
+    assert_close(
         loss(VPCosine(), "velocity"),
         loss(VPCosine(), "clean", weight=lambda t, path: (math.pi / 2 / path.sigma(t)) ** 2),
         1e-12,
@@ -98,14 +100,14 @@ def test_velocity_loss_is_a_weighted_clean_loss() -> None:
 def test_weights(path: AlphaSigmaPath) -> None:
     t = INSIDE(X0, NOISE)
     snr = (path.alpha(t) / path.sigma(t)) ** 2
-    close(SNR()(t, path), snr, 1e-12)
-    close(MinSNR(3.0)(t, path), torch.minimum(snr, torch.tensor(3.0)), 1e-12)
-    close(TruncatedSNR()(t, path), torch.maximum(snr, torch.tensor(1.0)), 1e-12)
+    assert_close(SNR()(t, path), snr, 1e-12)
+    assert_close(MinSNR(3.0)(t, path), torch.minimum(snr, torch.tensor(3.0)), 1e-12)
+    assert_close(TruncatedSNR()(t, path), torch.maximum(snr, torch.tensor(1.0)), 1e-12)
     level = snr**-0.5
-    close(EDM(0.4)(t, path), (level**2 + 0.4**2) / (level * 0.4) ** 2, 1e-12)
+    assert_close(EDM(0.4)(t, path), (level**2 + 0.4**2) / (level * 0.4) ** 2, 1e-12)
     # as published for a network that predicts noise: min(SNR, gamma) / SNR on its own error
     published = loss(path, "noise", weight=lambda t, _: snr.clamp(max=5.0) / snr)
-    close(loss(path, "noise", weight=MinSNR()), published, 1e-9)
+    assert_close(loss(path, "noise", weight=MinSNR()), published, 1e-9)
 
 
 @pytest.mark.parametrize("path", PATHS, ids=name)
@@ -124,7 +126,7 @@ def test_factors_that_cancel_do_so_at_the_ends(path: AlphaSigmaPath, dtype: torc
 
     out = Matching(Zero(), path, times=times, weight=SNR())({"x": x0}, NOISE)
     eps = path.sample(x0, times(x0, NOISE), NOISE).target("noise")
-    close(out["loss"], eps.square().mean(), 1e-6)
+    assert_close(out["loss"], eps.square().mean(), 1e-6)
     assert out["loss"].dtype == dtype
 
 
@@ -148,7 +150,7 @@ def test_error_of_the_exact_field() -> None:
     assert (
         abs(float(out["loss"] - var.mean())) < z * math.sqrt(float(2 * var.square().sum()) / n) / 3
     )
-    close(out["error"].mean(), out["loss"], 1e-12)
+    assert_close(out["error"].mean(), out["loss"], 1e-12)
 
 
 # What it is given and returns
@@ -172,8 +174,8 @@ def test_terms_and_gradients() -> None:
     draw = Linear().sample(X0, out["t"], NOISE)
     assert torch.equal(out["t"], Uniform()(X0, NOISE)) and torch.equal(spy.seen[0], draw.x)
     error = (draw.x - draw.target("velocity")).square().mean(1)
-    close(out["error"], error, 1e-14)
-    close(out["loss"], ((1 + out["t"]) * error).mean(), 1e-14)
+    assert_close(out["error"], error, 1e-14)
+    assert_close(out["loss"], ((1 + out["t"]) * error).mean(), 1e-14)
     assert not out["error"].requires_grad
     out["loss"].backward()
     assert spy.scale.grad is not None and spy.scale.grad != 0
@@ -191,7 +193,7 @@ def test_conditions_and_given_source() -> None:
     spy, x1 = Spy(), NOISE.normal(X0, "x1")
     batch = {"x": X0, "x1": x1, "label": torch.arange(16) % 4, "extra": X0[:, :1]}
     t = Matching(spy, Linear())(batch, NOISE)["t"][:, None]
-    close(spy.seen[0], (1 - t) * X0 + t * x1, 1e-14)
+    assert_close(spy.seen[0], (1 - t) * X0 + t * x1, 1e-14)
     assert set(spy.seen[2]) == {"label", "extra"} and spy.seen[2]["extra"] is batch["extra"]
 
 
@@ -205,7 +207,7 @@ def test_coupling_moves_the_source_and_nothing_else() -> None:
 
     t = Matching(spy, Linear(), coupling=reverse)({"x": X0, "label": label}, NOISE)["t"][:, None]
     eps = NOISE.normal(X0, "source")
-    close(spy.seen[0], (1 - t) * X0 + t * eps.flip(0), 1e-14)
+    assert_close(spy.seen[0], (1 - t) * X0 + t * eps.flip(0), 1e-14)
     assert torch.equal(calls[0][1], eps) and calls[0][0] is X0
     assert calls[0][2] is label and spy.seen[2]["label"] is label
 
@@ -247,7 +249,7 @@ def test_loss_of_a_batch_is_the_mean_of_its_parts(times: Any) -> None:
     for rows in torch.arange(16).split(4):
         part = {key: value[rows] for key, value in batch.items()}
         parts.append(matching(part, NOISE.rows(rows)))
-    close(torch.stack([part["loss"] for part in parts]).mean(), whole["loss"], 1e-14)
+    assert_close(torch.stack([part["loss"] for part in parts]).mean(), whole["loss"], 1e-14)
     assert torch.equal(torch.cat([part["t"] for part in parts]), whole["t"])
 
 
@@ -256,7 +258,7 @@ def test_paths_without_scalars() -> None:
     x0 = NOISE.normal(torch.empty(6, 2, 3, dtype=torch.float64))
     out = Matching(Spy(), path, predicts="score", times=INSIDE)({"x": x0}, NOISE)
     draw = path.sample(x0, INSIDE(x0, NOISE), NOISE)
-    close(out["loss"], (draw.x - draw.target("score")).square().mean(), 1e-14)
+    assert_close(out["loss"], (draw.x - draw.target("score")).square().mean(), 1e-14)
     for options in ({"measure": "clean"}, {"weight": SNR()}):
         with pytest.raises(ValueError, match="has no scalar coefficients"):
             Matching(Spy(), path, predicts="score", **options)  # type: ignore[arg-type]
@@ -320,9 +322,9 @@ def test_published_coefficients(path: AlphaSigmaPath) -> None:
     out = EDMPreconditioned(net, path, s)(X0, t, label=5)
     z, r = X0 / path.alpha(t)[:, None], (path.sigma(t) / path.alpha(t))[:, None]
     total = r**2 + s**2
-    close(out, s**2 / total * z + r * s / total.sqrt() * 0.7, 1e-12)
-    close(net.seen[0], z / total.sqrt(), 1e-12)
-    close(net.seen[1], r[:, 0].log() / 4, 1e-12)
+    assert_close(out, s**2 / total * z + r * s / total.sqrt() * 0.7, 1e-12)
+    assert_close(net.seen[0], z / total.sqrt(), 1e-12)
+    assert_close(net.seen[1], r[:, 0].log() / 4, 1e-12)
     assert net.seen[2] == {"label": 5}
 
 
@@ -332,13 +334,13 @@ def test_preconditioned_at_the_ends(path: AlphaSigmaPath, dtype: torch.dtype) ->
     net, x = Record(0.7), X0.to(dtype)
     field = EDMPreconditioned(net, path, 0.6)
     for t in (torch.tensor(0.0).double(), torch.zeros(16, dtype=dtype)):
-        close(field(x, t), x, 1e-7)
+        assert_close(field(x, t), x, 1e-7)
         assert net.seen[1].shape == (16,) and (net.seen[1] <= -2).all()
     out = field(x, torch.ones((), dtype=torch.float64))
     assert out.dtype == net.seen[0].dtype == net.seen[1].dtype == dtype
     assert all(part.isfinite().all() for part in (out, *net.seen[:2]))
     if isinstance(path, Linear | VPCosine):
-        close(out, torch.full_like(x, 0.6 * 0.7), 1e-6)  # all depends on the network
+        assert_close(out, torch.full_like(x, 0.6 * 0.7), 1e-6)  # all depends on the network
 
 
 @pytest.mark.parametrize("path", PATHS, ids=name)
@@ -356,10 +358,10 @@ def test_unit_variance(path: AlphaSigmaPath) -> None:
     (in_x0, skip_x0), (in_eps, skip_eps) = (
         coefficients(scale[:, None] * torch.ones(16, 1).double()) for scale in (alpha, sigma)
     )
-    close(in_x0.square() * s**2 + in_eps.square(), torch.ones(16).double(), 1e-12)
+    assert_close(in_x0.square() * s**2 + in_eps.square(), torch.ones(16).double(), 1e-12)
     # target of F: (x_0 - skip) / c_out, and 1 / c_out^2 is the weight
     variance = (1 - skip_x0).square() * s**2 + skip_eps.square()
-    close(EDM(s)(t, path) * variance, torch.ones(16).double(), 1e-12)
+    assert_close(EDM(s)(t, path) * variance, torch.ones(16).double(), 1e-12)
 
 
 def test_loss_starts_at_one() -> None:
@@ -386,9 +388,9 @@ def test_silent_network_is_the_exact_denoiser_in_every_sampler(path: AlphaSigmaP
                 simulate(start, uniform_grid(6), sampler, path, part, NOISE)
                 for part in (field, toy)
             )
-        close(out, exact, 1e-10)
+        assert_close(out, exact, 1e-10)
     velocity = convert(field, "velocity", path)(start, torch.tensor(0.3).double())
-    close(velocity, convert(toy, "velocity", path)(start, torch.tensor(0.3).double()), 1e-10)
+    assert_close(velocity, convert(toy, "velocity", path)(start, torch.tensor(0.3).double()), 1e-10)
 
 
 def test_bad_preconditioning() -> None:

@@ -16,7 +16,7 @@ from fluvial.core.gaussian.ode import RK4, Euler, Heun, Midpoint
 from fluvial.core.gaussian.paths import AlphaSigmaPath, Linear, VPCosine, VPLinear
 from fluvial.core.noise import KeyedNoise
 from fluvial.core.protocols import Run, Steering
-from fluvial.core.simulate import Unwatched, simulate
+from fluvial.core.simulate import simulate
 from fluvial.core.time import uniform_grid
 
 from .toys import BlockField, BlockGaussian, Counting, VectorGaussian
@@ -308,7 +308,7 @@ def test_clean_predictions_that_nobody_reads_are_not_made() -> None:
     parts |= {"cond": {}, "steer": Steering(), "aim": {}}
     for sampler in (Euler(), Heun(), Midpoint(), RK4()):
         x_s, _, clean = sampler.step(x, None, Run(**parts))
-        same, _, nothing = sampler.step(x, None, Unwatched(**parts))
+        same, _, nothing = sampler.step(x, None, Run(**parts, watched=False))
         assert torch.equal(x_s, same) and clean.shape == x.shape and nothing is None
 
 

@@ -50,7 +50,7 @@ def linear(x: Tensor, **cond: Any) -> Tensor:
     return x @ SLOPE.to(x)
 
 
-def close(a: Tensor, b: Tensor, tolerance: float) -> None:
+def assert_close(a: Tensor, b: Tensor, tolerance: float) -> None:
     torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance)
 
 
@@ -66,12 +66,14 @@ def test_covariance(path: AlphaSigmaPath, kind: str) -> None:
         signal, level = (path.alpha(time(t)) * STD).square(), path.sigma(time(t)).square()
         exact = STD.square() * level / (signal + level)
         clean, covariance = clean_and_covariance(X, run_at(path, toy, t), 1.0)
-        close(covariance(v), exact * v, 1e-9)
-        close(clean.detach(), replace(toy, predicts="clean")(X, time(t)), 1e-9)
+        assert_close(covariance(v), exact * v, 1e-9)
+        assert_close(clean.detach(), replace(toy, predicts="clean")(X, time(t)), 1e-9)
     same = VectorGaussian(path, MEAN, 0.7 * torch.ones(3).double(), kind)
     for t in (0.1, 0.9):
         run = run_at(path, same, t)
-        close(clean_and_covariance(X, run, 0.7)[1](v), isotropic_variance(run, 0.7) * v, 1e-9)
+        assert_close(
+            clean_and_covariance(X, run, 0.7)[1](v), isotropic_variance(run, 0.7) * v, 1e-9
+        )
 
 
 def test_covariance_where_nothing_is_known() -> None:
@@ -90,7 +92,7 @@ def test_covariance_on_the_block_path() -> None:
     )
     x, v = (NOISE.normal(torch.empty(4, 2, 3).double(), tag) for tag in "xv")
     _, covariance = clean_and_covariance(x, run_at(path, field, t), 1.0)
-    close(covariance(v), exact @ v, 1e-9)
+    assert_close(covariance(v), exact @ v, 1e-9)
     with pytest.raises(TypeError, match="scalar coefficients, got BlockGaussian"):
         isotropic_variance(run_at(path, field, t), 1.0)
 
@@ -111,7 +113,7 @@ def test_tilted_gaussian(path: AlphaSigmaPath, kind: str, sampler: Any) -> None:
     with torch.no_grad():
         out = simulate(X, uniform_grid(5), sampler, path, fields[0], NOISE, steer)
         exact = simulate(X, uniform_grid(5), sampler, path, fields[1], NOISE)
-    close(out, exact, 1e-8)
+    assert_close(out, exact, 1e-8)
     assert not out.requires_grad
 
 
@@ -124,7 +126,7 @@ def test_tilted_isotropic_gaussian_from_pure_noise(path: AlphaSigmaPath, through
     moved = replace(toy, mean=MEAN - 2 * 0.49 * SLOPE)
     for sampler in (Ancestral(), Heun()):
         out = simulate(X, uniform_grid(5), sampler, path, toy, NOISE, steer)
-        close(out, simulate(X, uniform_grid(5), sampler, path, moved, NOISE), 1e-10)
+        assert_close(out, simulate(X, uniform_grid(5), sampler, path, moved, NOISE), 1e-10)
 
 
 @pytest.mark.parametrize("through", ["network", "clean"])
@@ -137,12 +139,12 @@ def test_normalised(through: Any) -> None:
     clean = toy(X, run.t)
     shift = steer.clean(clean, X, {}, run) - clean
     length = 0.5 * float(isotropic_variance(run, std).sqrt()) * math.sqrt(3)
-    close(shift.norm(dim=1), torch.full((4,), length, dtype=torch.float64), 1e-12)
+    assert_close(shift.norm(dim=1), torch.full((4,), length, dtype=torch.float64), 1e-12)
     plain = replace(steer, normalise=False).clean(clean, X, {}, run) - clean
     cosine = torch.nn.functional.cosine_similarity(shift, plain)
-    close(cosine, torch.ones(4).double(), 1e-12)
+    assert_close(cosine, torch.ones(4).double(), 1e-12)
     tiny = replace(steer, reward=lambda x: 1e-9 * linear(x))
-    close(tiny.clean(clean, X, {}, run) - clean, shift, 1e-9)
+    assert_close(tiny.clean(clean, X, {}, run) - clean, shift, 1e-9)
     flat = replace(steer, reward=lambda x: 0 * linear(x))
     assert torch.equal(flat.clean(clean, X, {}, run), clean)
 
@@ -167,7 +169,7 @@ def test_mean_velocity_is_asked_for_its_limit() -> None:
         )
         for k in ("velocity", "mean_velocity")
     ]
-    close(*out, 1e-12)
+    assert_close(*out, 1e-12)
 
 
 def test_recorded_graph_is_used_for_its_own_state_only() -> None:
@@ -177,9 +179,9 @@ def test_recorded_graph_is_used_for_its_own_state_only() -> None:
     run = run_at(VPCosine(), field, 0.4)
     assert not field(X, run.t).requires_grad and field.last is not None
     other = X + 1
-    close(clean_and_covariance(other, run, 1.0)[0].detach(), toy(other, run.t), 1e-12)
+    assert_close(clean_and_covariance(other, run, 1.0)[0].detach(), toy(other, run.t), 1e-12)
     later = replace(run, t=time(0.6))
-    close(clean_and_covariance(X, later, 1.0)[0].detach(), toy(X, later.t), 1e-12)
+    assert_close(clean_and_covariance(X, later, 1.0)[0].detach(), toy(X, later.t), 1e-12)
 
 
 def test_conditions_and_dtype() -> None:

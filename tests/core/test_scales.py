@@ -40,7 +40,7 @@ def dense(scale: Any, x: Tensor) -> Tensor:
     return torch.stack(columns, -1)
 
 
-def close(a: Tensor, b: Tensor) -> None:
+def assert_close(a: Tensor, b: Tensor) -> None:
     torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
 
 
@@ -51,17 +51,17 @@ def test_linear_map(key: str, shape: tuple[int, ...]) -> None:
     assert isinstance(scale, Scale)
     assert (scale @ x).shape == x.shape
     matrix = dense(scale, x)
-    close((matrix @ x.reshape(B, -1, 1)).reshape(shape), scale @ x)
-    close(scale @ (2 * x - y), 2 * (scale @ x) - scale @ y)
+    assert_close((matrix @ x.reshape(B, -1, 1)).reshape(shape), scale @ x)
+    assert_close(scale @ (2 * x - y), 2 * (scale @ x) - scale @ y)
     inner = ((scale @ x) * y).sum(), (x * (scale.T @ y)).sum()
-    close(*inner)
-    close(dense(scale.T, x), matrix.mT)
-    close(scale.solve(scale @ x), x)
-    close(scale @ scale.solve(x), x)
-    close(scale.T.solve(scale.T @ x), x)
+    assert_close(*inner)
+    assert_close(dense(scale.T, x), matrix.mT)
+    assert_close(scale.solve(scale @ x), x)
+    assert_close(scale @ scale.solve(x), x)
+    assert_close(scale.T.solve(scale.T @ x), x)
     logdet = scale.logdet(x)
     assert logdet.shape == (B,)
-    close(logdet, torch.linalg.slogdet(matrix).logabsdet)
+    assert_close(logdet, torch.linalg.slogdet(matrix).logabsdet)
 
 
 @pytest.mark.parametrize(
@@ -76,11 +76,11 @@ def test_linear_map(key: str, shape: tuple[int, ...]) -> None:
 )
 def test_composition(a: str, b: str) -> None:
     one, two, x = SCALES[a], SCALES[b], normal(B, 2, 4, tag="x")
-    close((one @ two) @ x, one @ (two @ x))
-    close((one + two) @ x, one @ x + two @ x)
-    close((one - two) @ x, one @ x - two @ x)
-    close((one @ two).T @ x, two.T @ (one.T @ x))
-    close((one @ two).logdet(x), one.logdet(x) + two.logdet(x))
+    assert_close((one @ two) @ x, one @ (two @ x))
+    assert_close((one + two) @ x, one @ x + two @ x)
+    assert_close((one - two) @ x, one @ x - two @ x)
+    assert_close((one @ two).T @ x, two.T @ (one.T @ x))
+    assert_close((one @ two).logdet(x), one.logdet(x) + two.logdet(x))
 
 
 def test_values() -> None:
@@ -108,11 +108,13 @@ def test_pseudo_inverse() -> None:
         block = Block(matrix.double())
         solved = block.solve(x)
         assert solved.isfinite().all() and (block.logdet(x) == -math.inf).all()
-        close(block @ block.solve(block @ x), block @ x)  # the conditions of Moore and Penrose
-        close(block.solve(block @ solved), solved)
+        assert_close(
+            block @ block.solve(block @ x), block @ x
+        )  # the conditions of Moore and Penrose
+        assert_close(block.solve(block @ solved), solved)
         for product in (dense(block, x) @ torch.linalg.pinv(dense(block, x)),):
-            close(product, product.mT)
-        close((block @ solved * x).sum(), ((block @ solved) ** 2).sum())
+            assert_close(product, product.mT)
+        assert_close((block @ solved * x).sum(), ((block @ solved) ** 2).sum())
 
 
 def test_gradients_do_not_see_the_zero() -> None:

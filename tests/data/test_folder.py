@@ -387,7 +387,8 @@ def damaged(pictures: Path) -> Path:
     return pictures
 
 
-def test_all_bad_images_are_found_at_once(damaged: Path) -> None:
+def test_all_bad_images_are_found_at_once(damaged: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fluvial.data.images.NAMED", 5)
     with pytest.raises(ValueError) as caught:
         quiet(damaged, size=(5, 7))
     message = str(caught.value)

@@ -35,15 +35,15 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return folders
 
 
-def close(a: Any, b: Any) -> None:
+def assert_close(a: Any, b: Any) -> None:
     assert type(a) is type(b)
     if isinstance(a, dict):
         assert a.keys() == b.keys()
         for name in a:
-            close(a[name], b[name])
+            assert_close(a[name], b[name])
     elif isinstance(a, list):
         for one, two in zip(a, b, strict=True):
-            close(one, two)
+            assert_close(one, two)
     elif isinstance(a, float):
         assert a == pytest.approx(b, rel=TOLERANCE, abs=TOLERANCE)
     else:
@@ -54,7 +54,7 @@ def close(a: Any, b: Any) -> None:
 def test_the_same_curve_and_the_same_weights(way: str, runs: dict[str, Path]) -> None:
     one, other = runs["one"], runs[way]
     for a, b in zip(metrics(one), metrics(other), strict=True):
-        close(a, b)
+        assert_close(a, b)
     assert weights(one).keys() == weights(other).keys() == {"last", "best", "ema-0.9", "ema-0.99"}
     for name, whole in weights(one).items():
         for part, value in whole.items():
@@ -92,7 +92,7 @@ def test_a_run_goes_on_with_other_processes(
     assert died.returncode != 0 and latest(tmp_path).name == "step-00000068.pt"
     finish(start(tmp_path, *options, processes=after))
     for a, b in zip(metrics(runs["one"]), metrics(tmp_path), strict=True):
-        close(a, b)
+        assert_close(a, b)
     if options:  # another way to lay out the state of the optimiser
         with pytest.raises(ValueError, match="with sharded weights"):
             train(stage(), out=tmp_path, progress=False)

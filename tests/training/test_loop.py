@@ -202,6 +202,7 @@ def test_files_of_a_run(tmp_path: Path) -> None:
     assert written["steps"] == 130 and written["rows"] == 10 and written["options"] == [1, None]
     assert [line["step"] for line in metrics(tmp_path)] == [50, 100, 130]
     assert {str(p.relative_to(tmp_path)) for p in tmp_path.rglob("*") if p.is_file()} == {
+        ".lock",
         "training.json",
         "metrics.jsonl",
         "checkpoints/step-00000130.pt",

@@ -131,6 +131,7 @@ def _system(argv: list[str], settings: dict[str, Any] | None) -> catalog.System 
 def _train(command: Any, recipe: Any, typed: str) -> _End:
     """A new training."""
     from fluvial.training.log import checked_trackers
+    from fluvial.training.loop import LOCK
     from fluvial.training.run import begin, check_new
 
     if command.data is None:
@@ -153,7 +154,8 @@ def _train(command: Any, recipe: Any, typed: str) -> _End:
         return _fit(job, out, device, command.trackers, quiet=command.quiet)
     except ValueError:  # what the loop finds before the first step
         if first() and not (out / "training.json").exists():
-            (out / "run.json").unlink(missing_ok=True)
+            for name in ("run.json", LOCK):
+                (out / name).unlink(missing_ok=True)
             with suppress(OSError):
                 out.rmdir()
         raise

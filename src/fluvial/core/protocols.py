@@ -204,8 +204,8 @@ class Sampler(Protocol):
         ...
 
     def step(self, x: Any, memory: Any, run: Run) -> tuple[State, Any, State | None]:
-        """(x_s, memory, clean prediction at t); None in its place where nobody reads it, see
-        `fluvial.core.simulate.Unwatched`."""
+        """(x_s, memory, clean prediction at t). Of a run that is not watched None may stand in the
+        place of the prediction."""
         ...
 
 
@@ -242,7 +242,7 @@ class Steering:
 
 @dataclass(frozen=True)
 class Run:
-    """What a step may see."""
+    """What a step may see. ``watched``: will anybody read the clean prediction it returns?"""
 
     path: Path
     field: Field
@@ -253,6 +253,7 @@ class Run:
     cond: Mapping[str, Any]
     steer: Steering
     aim: Any
+    watched: bool = True
 
     def clean(self, clean: State, x: State) -> State:
         """The clean prediction, corrected by the steering. A sampler calls this on every one."""

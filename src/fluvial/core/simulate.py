@@ -69,31 +69,14 @@ def simulate(
     watches = getattr(steer.after, "__func__", None) is not Steering.after
     last = len(pairs) - 1
     for k, (t, s) in enumerate(pairwise(times)):
-        kind = Run if watches or k == last else Unwatched
-        run = kind(
-            path=path,
-            field=field,
-            noise=_AtStep(noise, k),
-            k=k,
-            t=t,
-            s=s,
-            cond=cond,
-            steer=steer,
-            aim=aim,
-        )
+        watched = watches or k == last
+        run = Run(path, field, _AtStep(noise, k), k, t, s, cond, steer, aim, watched)
         x, memory, clean = sampler.step(x, memory, run)
         if watches:
             x, aim, kept = steer.after(x, cast(State, clean), aim, run)
             if kept is not None:
                 memory, clean = take(memory, kept), take(clean, kept)
     return steer.end(path.readout(x, clean), aim)
-
-
-class Unwatched(Run):
-    """A run whose clean prediction nobody reads: a step may return None in its place."""
-
-    def __init__(self, **parts: Any) -> None:
-        self.__dict__.update(parts)  # one by one, as a frozen dataclass does, takes twice as long
 
 
 class _AtStep:

@@ -193,7 +193,8 @@ def check_pairs(pairs: Tensor) -> None:
     """Raise `ValueError` unless ``pairs`` is a chain of (t, s) in [0, 1], shape (K, 2), K > 0."""
     if pairs.ndim != 2 or pairs.shape[1] != 2 or len(pairs) == 0:
         raise ValueError(f"pairs must have shape (K, 2) with K > 0, got {tuple(pairs.shape)}")
-    if not bool(((pairs >= 0) & (pairs <= 1)).all()):
+    low, high = pairs.aminmax()
+    if not (low >= 0 and high <= 1):
         raise ValueError(f"pairs must lie in [0, 1], got {pairs.tolist()}")
     if not torch.equal(pairs[1:, 0], pairs[:-1, 1]):
         raise ValueError(f"each pair must start where the last one ended, got {pairs.tolist()}")

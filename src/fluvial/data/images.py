@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 Source: TypeAlias = Path | BytesIO
 T = TypeVar("T")
 
+NAMED = 50
+"""Bad files that an error or a note names."""
+
 _SIXTEEN_BIT = ("I;16", "I;16L", "I;16B", "I;16N", "I")
 _DEEP_MODES = (*_SIXTEEN_BIT, "F")
 _TURN = {
@@ -330,8 +333,8 @@ def _decoded(names: Sequence[str], file: Callable[[int], Source], options: Optio
 
 def _bad(bad: dict[int, str], names: Sequence[str]) -> str:
     """How many of the files are bad, and the first of them."""
-    listed = [f"{names[index]} ({bad[index]})" for index in sorted(bad)[:5]]
-    rest = f" and {len(bad) - 5} more" if len(bad) > 5 else ""
+    listed = [f"{names[index]} ({bad[index]})" for index in sorted(bad)[:NAMED]]
+    rest = f" and {len(bad) - NAMED} more" if len(bad) > NAMED else ""
     return f"{len(bad)} of {len(names)} images cannot be read: {', '.join(listed)}{rest}"
 
 

@@ -5,21 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fluvial.core.protocols import per_row
 from fluvial.networks.layers import (
-    LabelEmbedding,
-    ScalarEmbedding,
+    Conditioned,
     initialise,
     layer_norm,
     linear,
 )
 
 
-class MLP(nn.Module):
+class MLP(Conditioned):
     """Residual blocks with adaLN-zero, called as ``network(x, t, h=, label=)``.
 
     The blocks of a `DiT` without attention and with one token, the event as a vector:
@@ -57,7 +54,7 @@ class MLP(nn.Module):
                 f"ratio * width >= 1, got shape={tuple(shape)}, width={width}, depth={depth}, "
                 f"num_classes={num_classes}, ratio={ratio}"
             )
-        self.shape, self.num_classes = tuple(shape), num_classes
+        self.shape = tuple(shape)
         self.args = {
             "shape": self.shape,
             "width": width,
@@ -67,9 +64,7 @@ class MLP(nn.Module):
         }
         values = math.prod(shape)
         self.embed = linear(values, width)
-        self.time = ScalarEmbedding(width)
-        self.interval = ScalarEmbedding(width)
-        self.label = LabelEmbedding(num_classes, width) if num_classes else None
+        self.embed_conditions(width, num_classes, vector=0)
         self.blocks = nn.ModuleList(_Block(width, int(ratio * width)) for _ in range(depth))
         self.modulation = linear(width, 2 * width, start="zero")
         self.out = linear(width, values, start="zero")
@@ -89,14 +84,7 @@ class MLP(nn.Module):
                 f"x must have shape (batch, {', '.join(map(str, self.shape))}), "
                 f"got {tuple(x.shape)}"
             )
-        t = per_row(t, x)
-        h = torch.zeros_like(t) if h is None else per_row(h, x)
-        c = self.time(t) + self.interval(h)
-        if self.label is not None:
-            c = c + self.label(label, len(x))
-        elif label is not None:
-            raise ValueError("label given to a network with num_classes=0")
-        c = functional.silu(c)
+        c = self.condition(x, t, h, label, None)
         z = self.embed(x.flatten(1))
         for block in self.blocks:
             z = block(z, c)

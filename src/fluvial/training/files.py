@@ -202,6 +202,9 @@ def save_checkpoint(path: str | os.PathLike[str], content: Mapping[str, Any]) ->
     """A training checkpoint, atomically.
 
     Dicts, lists and tuples, nested, of tensors, numbers, texts and None come back as they were.
+
+    Raises:
+        OSError: it cannot be written, for want of room for instance.
     """
     # torch.save spends a third of its time on a CRC32 of every tensor, which torch.load never reads
     crc32 = torch.serialization.get_crc32_options()
@@ -209,6 +212,11 @@ def save_checkpoint(path: str | os.PathLike[str], content: Mapping[str, Any]) ->
     try:
         with atomic(path) as temporary:
             torch.save({"format": FORMAT, **content}, temporary)
+    except RuntimeError as error:
+        if "inline_container" not in str(error):
+            raise
+        # how torch says that bytes did not reach the disk
+        raise OSError(f"{path} could not be written: is the disk full?") from error
     finally:
         torch.serialization.set_crc32_options(crc32)
 

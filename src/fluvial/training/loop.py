@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -50,6 +51,8 @@ AGREE_EVERY = 10
 """Steps after which several processes ask one another whether to stop."""
 BINS = 10
 """Equal parts of [0, 1] in which terms are logged by time."""
+LOCK = ".lock"
+"""File that a training holds in its folder."""
 VALIDATION = KeyedNoise(0)
 """Of every validation, so that the curves of different runs compare."""
 
@@ -109,6 +112,7 @@ def train(
         ValueError: the data are empty or uneven; a batch does not divide over processes and parts;
             the checkpoint in ``out`` is damaged, or of another configuration (the differences are
             named); a precision the device does not have.
+        FileExistsError: ``out`` holds files and no training, or another process trains into it.
         FloatingPointError: a logged term is not finite; looked at every `LOG_EVERY` steps and
             before a checkpoint is written.
     """
@@ -163,6 +167,7 @@ class _Run:
         self.process = self.accelerator.process_index
         self.main = self.accelerator.is_main_process
         self.progress = progress and self.main
+        self.terminal = sys.stderr.isatty()  # a log file wants few lines
         self.trackers = trackers
         self.state = _State()
         self.objectives = list(dict.fromkeys(stage.objective for stage in stages))
@@ -179,6 +184,7 @@ class _Run:
                 raise ValueError("precision 'fp16' needs an accelerator, and the model is on cpu")
 
     def __enter__(self) -> Self:
+        self._lock = self._locked()
         # launchers tell their processes twice, and then wait half a minute
         self.interrupt = Interrupt(patience=25.0 if self.processes > 1 else 0.0)
         self.log: MetricsFile | None = None
@@ -191,10 +197,35 @@ class _Run:
         trace: TracebackType | None,
     ) -> None:
         self.interrupt.close()
+        if self._lock:
+            self._lock.release()
         if self.log:
             self.log.close()
         for tracker in self.accelerator.trackers:
             tracker.finish()
+
+    def _locked(self) -> Any:
+        """The folder, held against other trainings for as long as this process lives."""
+        from filelock import FileLock, Timeout
+
+        if not self.out or not self.main:
+            return None
+        if self.out.is_dir():
+            there = {path.name for path in self.out.iterdir()} - {LOCK}
+            if there and not there & {"training.json", "run.json"}:
+                raise FileExistsError(
+                    f"out: {self.out} is not empty and holds no training; choose another folder"
+                )
+        self.out.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(self.out / LOCK)
+        try:
+            lock.acquire(timeout=0)
+        except Timeout as error:
+            raise FileExistsError(
+                f"out: another process is training into {self.out}; wait for it, or choose another "
+                "folder"
+            ) from error
+        return lock
 
     def train(self, resume: bool) -> list[Outcome]:
         # data that are there already are checked and compared before any work
@@ -386,6 +417,7 @@ class _StageRun:
             desc=self.stage.name,
             disable=not run.progress,
             unit="step",
+            mininterval=0.1 if run.terminal else 30.0,
         )
         with bar:
             while state.step < training.steps:
@@ -408,7 +440,8 @@ class _StageRun:
                         {
                             **{n: f"{v:.4g}" for n, v in means.items() if isinstance(v, float)},
                             "rows/s": f"{speed:.0f}",
-                        }
+                        },
+                        refresh=run.terminal,
                     )
                     run.report(
                         {

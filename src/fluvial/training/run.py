@@ -21,6 +21,7 @@ import fluvial
 from fluvial.training.batches import Batches
 from fluvial.training.files import atomic, write_json
 from fluvial.training.log import checked_trackers
+from fluvial.training.loop import LOCK
 from fluvial.training.processes import shared
 from fluvial.training.sharding import gathered
 
@@ -66,7 +67,7 @@ def check_new(out: Path) -> None:
     Raises:
         FileExistsError: ``out`` is a file or a folder that is not empty; says what is in it.
     """
-    if out.is_dir() and not any(out.iterdir()):
+    if out.is_dir() and not {path.name for path in out.iterdir()} - {LOCK}:
         return
     if (out / "result.json").is_file():
         raise FileExistsError(f"out: {out} holds a finished run; choose another folder")
@@ -155,6 +156,10 @@ def begin(
         folder = _next_free(job.system) if out is None else out
         check_new(folder)
         folder.mkdir(parents=True, exist_ok=True)
+        try:
+            (folder / "run.json").touch(exist_ok=False)  # of two at the same moment one gets it
+        except FileExistsError:
+            check_new(folder)
         _write_settings(
             job,
             folder,

@@ -34,7 +34,8 @@ class Training:
         precision: of the forward pass, where its operations allow: "bf16" or "fp16" (autocast,
             with loss scaling for "fp16"), or "no" for that of the weights.
         ema: decays of the averages of the weights, one or several. Which one to use is chosen
-            afterwards, by the validation loss if there are validation data; else the first.
+            afterwards, by the validation loss if there are validation data; else the first. In the
+            first 9 / (1 - ema) steps the decay is smaller, (1 + k) / (10 + k) at step k.
         checkpoint_every: steps between checkpoints.
         keep: checkpoints kept, the latest ones.
         validate_every: steps between measurements on the validation data.

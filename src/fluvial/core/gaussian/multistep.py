@@ -30,7 +30,6 @@ from torch import Tensor
 
 from fluvial.core.gaussian.fields import Prediction, predicted, scalars
 from fluvial.core.protocols import Run
-from fluvial.core.simulate import Unwatched
 
 Past: TypeAlias = tuple[tuple[float, Tensor], ...]
 """(lambda, clean prediction) of earlier steps, the latest first."""
@@ -66,7 +65,7 @@ class DDIM:
 
     def step(self, x: Tensor, memory: Any, run: Run) -> tuple[Tensor, Any, Tensor | None]:
         guess = predicted(x, run)
-        clean = None if isinstance(run, Unwatched) else guess.clean
+        clean = guess.clean if run.watched else None
         if run.s == run.t:
             return x, memory, clean
         if self.eta == 0:

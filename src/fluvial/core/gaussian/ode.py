@@ -23,7 +23,6 @@ from torch import Tensor
 
 from fluvial.core.gaussian.fields import predicted
 from fluvial.core.protocols import Run
-from fluvial.core.simulate import Unwatched
 
 
 class Euler:
@@ -34,7 +33,7 @@ class Euler:
 
     def step(self, x: Tensor, memory: Any, run: Run) -> tuple[Tensor, Any, Tensor | None]:
         guess = predicted(x, run)
-        clean = None if isinstance(run, Unwatched) else guess.clean
+        clean = guess.clean if run.watched else None
         return torch.add(x, guess.velocity, alpha=float(run.s) - float(run.t)), memory, clean
 
 
@@ -123,7 +122,7 @@ def runge_kutta(
         (x_s, clean prediction at t).
     """
     guess = predicted(x, run)
-    clean = None if isinstance(run, Unwatched) else guess.clean
+    clean = guess.clean if run.watched else None
     h = run.s - run.t
     slopes = [guess.velocity]
     for node, row in zip(nodes, rows, strict=True):

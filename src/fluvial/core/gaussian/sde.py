@@ -26,7 +26,6 @@ from fluvial.core.gaussian.paths import AlphaSigmaPath
 from fluvial.core.gaussian.schedule import time_of
 from fluvial.core.protocols import Run, Sampler
 from fluvial.core.scales import Scalar
-from fluvial.core.simulate import Unwatched
 
 
 class EulerMaruyama:
@@ -59,7 +58,7 @@ class EulerMaruyama:
 
     def step(self, x: Tensor, memory: Any, run: Run) -> tuple[Tensor, Any, Tensor | None]:
         guess = predicted(x, run)
-        clean = None if isinstance(run, Unwatched) else guess.clean
+        clean = guess.clean if run.watched else None
         h = float(run.s) - float(run.t)
         if self.diffusion == 0 or h == 0:
             return torch.add(x, guess.velocity, alpha=h), memory, clean
@@ -112,7 +111,7 @@ class Langevin:
                 "PredictorCorrector takes both kinds"
             )
         guess = predicted(x, run)
-        clean = None if isinstance(run, Unwatched) else guess.clean
+        clean = guess.clean if run.watched else None
         step = 2 * self.snr**2
         z = run.noise.normal(x, "langevin")
         if guess.alpha_sigma is None:
