@@ -134,6 +134,15 @@ def test_images_whose_channels_cannot_be_told(tmp_path: Path) -> None:
         quiet(path)
 
 
+@pytest.mark.parametrize("dtype, channels", [(np.float32, 3), (np.uint8, 4)])
+def test_channels_at_the_end_are_not_taken_for_a_side(
+    tmp_path: Path, dtype: type, channels: int
+) -> None:
+    np.save(tmp_path / "x.npy", np.zeros((5, 8, 8, channels), dtype))
+    with pytest.raises(ValueError, match=r"looks like \(N, height, width, channels\)"):
+        read(tmp_path / "x.npy")
+
+
 def test_images_of_another_size(tmp_path: Path) -> None:
     x = np.zeros((4, 8, 12, 3), np.uint8)
     x[:, :, 6:] = 200

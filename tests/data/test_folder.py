@@ -69,7 +69,9 @@ def test_folders_are_classes(pictures: Path) -> None:
         assert np.array_equal(row.permute(1, 2, 0), Image.open(pictures / name))
     assert (data.format.kind, data.format.shape) == ("images", (3, 5, 7))
     assert (data.name, data.licence, data.source) == ("pictures", "unknown", "the user's files")
-    assert data.notes == ("ignored 2 other files (1 .txt, 1 .md), which are no images",)
+    assert data.notes == (
+        "ignored 2 other files (1 .txt, 1 .md), which Pillow does not open as images",
+    )
 
 
 def test_flat_folder_has_no_labels(tmp_path: Path) -> None:

@@ -164,7 +164,9 @@ def test_rows_that_are_held_out(tmp_path: Path) -> None:
     assert none.held is None and len(none.train) == 30 and none.measure() == []
     other = Recipe(**SMALL, seed=1).prepare(tmp_path / "x.npy", progress=False)
     assert other.held is not None and not torch.equal(other.held.x, many.held.x)
-    with pytest.raises(ValueError, match="leaves no row .* has 3 .*; hold out more, or nothing"):
+    with pytest.raises(
+        ValueError, match="leaves no row .* has 3 .*; hold out another share, or nothing"
+    ):
         Recipe(**SMALL).prepare(array(tmp_path / "z.npy", 3, 1), progress=False)
 
 

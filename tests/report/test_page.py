@@ -338,7 +338,7 @@ def test_a_claim_with_odd_rows(tmp_path: Path) -> None:
 def test_a_training_before_its_first_step(tmp_path: Path) -> None:
     run = folders.training(tmp_path / "run", stop=0)
     text = check(write_report_page([run], tmp_path / "out")).text
-    assert "stopped before its first step was recorded" in text
+    assert "stopped before its first line of metrics" in text
 
 
 def test_paths_that_are_no_runs(tmp_path: Path, runs: dict[str, Path]) -> None:

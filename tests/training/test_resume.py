@@ -29,7 +29,7 @@ def test_killed_at_random_moments_and_resumed(whole: Path, tmp_path: Path) -> No
     """Most of the time passes inside an accumulation: there is a pause in every part of a batch."""
     # another draw every day, and the same all day
     draw = KeyedNoise(int(time.time()) // 86_400).uniform(torch.empty(4)).tolist()
-    done, numbers = 0, (signal.SIGINT, signal.SIGTERM, signal.SIGKILL, signal.SIGINT)
+    done, numbers = 0, (signal.SIGINT, signal.SIGTERM, signal.SIGKILL, signal.SIGHUP)
     for share, number in zip(draw, numbers, strict=True):
         process = start(tmp_path, *PARTS, "--pause", "0.002")
         assert process.stdout is not None and process.stdout.readline() == "ready\n"
@@ -41,6 +41,7 @@ def test_killed_at_random_moments_and_resumed(whole: Path, tmp_path: Path) -> No
             signal.SIGINT: (1, 130, -signal.SIGINT),
             signal.SIGTERM: (128 + signal.SIGTERM, -signal.SIGTERM),
             signal.SIGKILL: (-signal.SIGKILL,),
+            signal.SIGHUP: (128 + signal.SIGHUP, -signal.SIGHUP),
         }
         assert process.returncode in wanted[number], (draw, errors)
         if (tmp_path / "checkpoints").exists():

@@ -74,8 +74,9 @@ def from_array(
 
     Raises:
         ValueError: there are no rows; ``x`` holds anything but finite real numbers; the labels do
-            not fit; it cannot be told which dimension of images is that of the channels; a size or
-            number of channels is asked for, and ``x`` is no images.
+            not fit; it cannot be told which dimension of images is that of the channels; an array
+            that is no images has its channels last; a size or number of channels is asked for, and
+            ``x`` is no images.
     """
     notes = list(notes)
     x = _numbers(x, options.cache, notes)
@@ -90,6 +91,11 @@ def from_array(
                 "images", images.shape[1:], label_names=label_names or (), resize=options.resize
             )
             return _users(images, number, form, name, notes)
+    if x.ndim == 4 and x.shape[3] in (1, 3, 4) and x.shape[1] == x.shape[2] > 4:
+        raise ValueError(
+            f"x of shape {x.shape} ({x.dtype}) looks like (N, height, width, channels); images are "
+            "uint8 with 1 or 3 channels, other arrays (N, channels, ...): transpose it"
+        )
     if options.size or options.channels:
         raise ValueError(
             f"size and channels are for images, uint8 of shape (N, 1 or 3, height, width); "

@@ -93,7 +93,7 @@ def read_folder(folder: Path, options: Options) -> DataSet:
     )
     notes += found.notes
     if found.ignored:
-        notes.append(f"ignored {_counted(found.ignored)}, which are no images")
+        notes.append(f"ignored {_counted(found.ignored)}, which Pillow does not open as images")
     label, names = None, np.array([])
     if not flat:
         names, numbers = np.unique([_class(files[index]) for index in good], return_inverse=True)

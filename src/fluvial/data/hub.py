@@ -40,6 +40,8 @@ def read_hub(name: str, label: str | None, options: Options) -> DataSet:
     """
     datasets = extra("datasets", "hub", "data sets of Hugging Face")
     place, _, split = name.partition("@")
+    if not place:
+        raise ValueError(f"hf:{name} names no data set: hf:OWNER/NAME, or hf:./folder")
     hide = not options.progress and not datasets.are_progress_bars_disabled()
     if hide:
         datasets.disable_progress_bars()

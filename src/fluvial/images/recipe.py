@@ -250,7 +250,9 @@ class Recipe:
             parts = data.split(train=1 - share, validation=share, test=None, seed=self.seed)
         except ValueError as error:
             reason = str(error).partition(";")[0]
-            raise ValueError(f"{reason}; hold out more, or nothing, validation=0") from error
+            raise ValueError(
+                f"{reason}; hold out another share, or nothing, validation=0"
+            ) from error
         return parts["train"], parts["validation"]
 
     def _resolved(self, data: DataSet) -> Recipe:

@@ -183,7 +183,7 @@ def state(run: Run) -> str:
     if run.kind == "claim":
         return "stopped before its result"
     if run.step is None:
-        return "stopped before its first step was recorded"
+        return "stopped before its first line of metrics"
     planned = run.planned
     of = f" of {count(planned)}" if planned is not None and planned >= run.step else ""
     return f"stopped at step {count(run.step)}{of}"

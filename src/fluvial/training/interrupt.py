@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM, held back until it is safe to stop."""
+"""Ctrl-C, SIGTERM and SIGHUP, held back until it is safe to stop."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 class Interrupt:
-    """Ctrl-C and SIGTERM, held back until the step is whole. A second one does not wait.
+    """Ctrl-C, SIGTERM and SIGHUP, held back until the step is whole. A second one does not wait.
 
     Args:
         patience: seconds after the first in which another is taken for the same.
@@ -21,7 +21,11 @@ class Interrupt:
         self._previous: dict[int, Any] = {}
         # only the main thread may handle signals; elsewhere an interrupt never arrives
         if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM):
+            numbers = [signal.SIGINT, signal.SIGTERM]
+            # there is none on Windows, and nohup has it ignored
+            if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
+                numbers.append(signal.SIGHUP)
+            for number in numbers:
                 self._previous[number] = signal.signal(number, self._handle)
 
     def _handle(self, number: int, frame: object) -> None:
@@ -32,9 +36,9 @@ class Interrupt:
             self.raise_it()
 
     def raise_it(self) -> None:
-        if self.seen == signal.SIGTERM:
-            raise SystemExit(128 + signal.SIGTERM)
-        raise KeyboardInterrupt
+        if self.seen is None or self.seen == signal.SIGINT:
+            raise KeyboardInterrupt
+        raise SystemExit(128 + self.seen)
 
     def close(self) -> None:
         for number, handler in self._previous.items():

@@ -94,9 +94,10 @@ def train(
 
     A run in a folder writes ``training.json`` (its configuration), ``metrics.jsonl`` (one line
     every `LOG_EVERY` steps and one every validation), ``checkpoints/``, ``samples/`` and, at the
-    end, ``weights/`` (the last, every average, the best of the validations). Ctrl-C and SIGTERM end
-    the step, write a checkpoint and are passed on; a second one does not wait. After that, as after
-    a crash, the same call goes on and gives the same bits as a run that was never stopped.
+    end, ``weights/`` (the last, every average, the best of the validations). Ctrl-C,
+    SIGTERM and SIGHUP end the step, write a checkpoint and are passed on; a second one does not
+    wait. After that, as after a crash, the same call goes on and gives the same bits as a run that
+    was never stopped.
 
     Args:
         *stages: what to train.
