@@ -240,7 +240,7 @@ class Steering:
         return x0
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Run:
     """What a step may see. ``watched``: will anybody read the clean prediction it returns?"""
 

@@ -24,7 +24,6 @@ from __future__ import annotations
 import math
 from typing import Any, Literal, TypeAlias, cast
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -33,6 +32,8 @@ from fluvial.core.protocols import Run
 
 Past: TypeAlias = tuple[tuple[float, Tensor], ...]
 """(lambda, clean prediction) of earlier steps, the latest first."""
+
+_ONE_OVER_FACTORIAL = tuple(1 / math.factorial(k) for k in range(20))
 
 
 class DDIM:
@@ -222,8 +223,8 @@ class UniPC:
         phi = _phi(-h, len(points) + 1)
         unit = 1.0 if self.variant == "bh1" else phi[0]
         right = [math.factorial(k + 1) * value / unit for k, value in enumerate(phi[1:])]
-        a = np.linalg.solve(np.vander(points, increasing=True).T, right)
-        return [scale * float(each) / point for each, point in zip(a, points, strict=True)]
+        solved = _solve_vandermonde(points, right)
+        return [scale * each / point for each, point in zip(solved, points, strict=True)]
 
 
 def _stride(guess: Prediction, run: Run, sampler: str) -> tuple[float, float, float, float]:
@@ -270,12 +271,33 @@ def _dpm_weights(
 
 def _phi(z: float, number: int) -> list[float]:
     """phi_1(z), ..., phi_number(z)."""
-    if abs(z) < 0.1:  # where the recursion loses digits, Taylor's series
-        return [sum(z**j / math.factorial(j + k) for j in range(10)) for k in range(1, number + 1)]
-    phi = [math.expm1(z) / z]
-    for k in range(1, number):
-        phi.append((phi[-1] - 1 / math.factorial(k)) / z)
+    if abs(z) >= 0.1:
+        phi = [math.expm1(z) / z]
+        for k in range(1, number):
+            phi.append((phi[-1] - _ONE_OVER_FACTORIAL[k]) / z)
+        return phi
+    # That recursion loses digits here; downwards it gains them. Its start is Taylor's series.
+    last = 0.0
+    for k in range(number + 9, number - 1, -1):
+        last = last * z + _ONE_OVER_FACTORIAL[k]
+    phi = [last]
+    for k in range(number - 1, 0, -1):
+        phi.insert(0, phi[0] * z + _ONE_OVER_FACTORIAL[k])
     return phi
+
+
+def _solve_vandermonde(points: list[float], right: list[float]) -> list[float]:
+    """a with sum_i a_i r_i^k = b_k, k = 0 .. n - 1 (Björck and Pereyra, Math. Comp. 1970)."""
+    a, n = list(right), len(points)
+    for k in range(n - 1):
+        for i in range(n - 1, k, -1):
+            a[i] -= points[k] * a[i - 1]
+    for k in range(n - 2, -1, -1):
+        for i in range(k + 1, n):
+            a[i] /= points[i] - points[i - k - 1]
+        for i in range(k, n - 1):
+            a[i] -= a[i + 1]
+    return a
 
 
 def _move(start: Tensor, clean: Tensor, weights: list[float], others: list[Tensor]) -> Tensor:
