@@ -124,7 +124,17 @@ def test_a_file_that_is_no_result_of_the_system_is_refused(
         systems.read_result(catalog.get("meanflow"))
 
 
-@pytest.mark.parametrize(("page", "count"), [("concepts", 7), ("own", 4), ("training", 5)])
+@pytest.mark.parametrize(
+    ("page", "count"),
+    [
+        ("concepts", 7),
+        ("own", 4),
+        ("training", 5),
+        ("samplers", 9),
+        ("metrics", 5),
+        ("pretrained", 6),
+    ],
+)
 def test_code_of_a_page_runs(page: str, count: int, monkeypatch: pytest.MonkeyPatch):
     text = (DOCS / f"{page}.md").read_text(encoding="utf-8")
     blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)

@@ -418,6 +418,18 @@ def test_bad_x(unet: Any) -> None:
             field(torch.zeros(shape), torch.tensor(0.5))
 
 
+def test_bad_labels(dit: Any) -> None:
+    field = from_diffusers(dit, diffusers.DDIMScheduler()).field
+    x, t, label = start(), torch.tensor(0.5), torch.tensor([1, 3])
+    with torch.no_grad():
+        wanted = field(x, t, label=label)
+        assert torch.equal(field(x, t, label=label.to(torch.uint8)), wanted)
+    with pytest.raises(TypeError, match="label must be a tensor of integers, got torch.float32"):
+        field(x, t, label=label.float())
+    with pytest.raises(ValueError, match=r"label must have shape \(\) or \(2,\), got \(3,\)"):
+        field(x, t, label=torch.tensor([1, 2, 3]))
+
+
 def test_clip() -> None:
     x = torch.tensor([[-3.0, 0.5, 2.0]])
     assert Clip(1.5).clean(x, x, None, None).tolist() == [[-1.5, 0.5, 1.5]]  # type: ignore[arg-type]

@@ -83,6 +83,25 @@ def test_field() -> None:
         from_edm(Precond(label_dim=0)).field(x, t, label=labels)
 
 
+def test_labels() -> None:
+    field = from_edm(Precond()).field
+    x, t, labels = NOISE.normal(torch.empty(4, 4)), torch.tensor(0.5), torch.tensor([0, 1, 2, 3])
+    wanted = field(x, t, label=labels)
+    for dtype in (torch.int32, torch.uint8):
+        assert torch.equal(field(x, t, label=labels.to(dtype)), wanted)
+    for label, got in ((labels.float(), "torch.float32"), (labels > 0, "torch.bool"), (1, "int")):
+        with pytest.raises(TypeError, match=f"label must be a tensor of integers, got {got}"):
+            field(x, t, label=label)
+    for label in (labels[:2], labels[:, None]):
+        with pytest.raises(ValueError, match=r"label must have shape \(\) or \(4,\)"):
+            field(x, t, label=label)
+    for label in (labels + 1, labels - 1):
+        with pytest.raises(ValueError, match=r"label must lie in 0 .. 3, got values from"):
+            field(x, t, label=label)
+    with pytest.raises(TypeError, match="network must be a module, got function"):
+        from_edm(lambda x, sigma, class_labels: x)  # type: ignore[arg-type]
+
+
 def test_path() -> None:
     path = EDMPath(20.0)
     t = torch.tensor([0.0, 0.25, 1.0], dtype=torch.float64)

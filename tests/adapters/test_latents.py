@@ -185,6 +185,16 @@ def test_refused() -> None:
     with pytest.raises(ValueError, match=r"scale must not be 0, got \[1.0, 0.0\]"):
         Latent(None, Rotation(), scale=torch.tensor([1.0, 0.0]))
 
+    for name in ("scale", "shift"):
+        with pytest.raises(ValueError, match=f"{name} must be finite, got nan"):
+            Latent(None, Rotation(), **{name: float("nan")})
+        latent = Latent(None, Rotation(), **{name: torch.ones(3)})
+        for call in (latent.encode, latent.decode):
+            with pytest.raises(ValueError, match=r"to latents of shape \(2, 4\), got \(3,\)"):
+                call(torch.zeros(2, 4))
+    with pytest.raises(TypeError, match="x must be floating, got torch.uint8"):
+        Latent(None, Rotation()).encode(torch.zeros(2, 4, dtype=torch.uint8))
+
     class Wrong(Rotation):
         def encode(self, x: Tensor) -> Any:
             return [x]

@@ -254,6 +254,30 @@ def test_bad_arguments(build: Any) -> None:
         build()
 
 
+@pytest.mark.parametrize("shift", [0.0, 1e3, 1e9])
+def test_far_from_the_origin(shift: float) -> None:
+    """Moving either end changes no plan: the digits of the differences are those that count."""
+    # of eighths, which 1e9 leaves as they are
+    x0, x1 = ((8 * NOISE.normal(torch.empty(40, 2).double(), tag)).round() / 8 for tag in "ab")
+    exact, entropic = OptimalTransport(), EntropicOptimalTransport(1.0)
+    for a, b in ((shift, shift), (shift, -shift), (0.0, shift)):
+        rows = exact(x0 + a, x1 + b, NOISE)  # of several that are best
+        assert cost(x0, x1, rows) == pytest.approx(cost(x0, x1, exact(x0, x1, NOISE)))
+        assert torch.equal(entropic(x0 + a, x1 + b, NOISE), entropic(x0, x1, NOISE))
+
+
+@pytest.mark.parametrize("coupling", COUPLINGS, ids=name)
+def test_events_of_one_number(coupling: Any) -> None:
+    x0, x1 = X0[:, 0, 0], X1[:, 0, 0]
+    rows = coupling(x0, x1, NOISE, LABEL)
+    assert torch.equal(rows, coupling(x0[:, None], x1[:, None], NOISE, LABEL))
+
+
+def test_labels_that_are_no_tensors() -> None:
+    with pytest.raises(TypeError, match="label must be a tensor, got list"):
+        ConditionalOptimalTransport()(X0, X1, NOISE, LABEL.tolist())  # type: ignore[arg-type]
+
+
 # Straightness
 
 
@@ -289,5 +313,8 @@ def test_bent_flow() -> None:
     s = straightness(x, uniform_grid(400), Linear(), toy)
     torch.testing.assert_close(s, exact, rtol=0.01, atol=0)
     assert straightness(x.float(), uniform_grid(3), Linear(), toy).dtype == torch.float32
+    one = VectorGaussian(Linear(), zero[:1], zero[:1] + std)
+    flat = straightness(x[:, 0], uniform_grid(9), Linear(), one)
+    torch.testing.assert_close(flat, straightness(x[:, :1], uniform_grid(9), Linear(), one))
     with pytest.raises(ValueError, match="pairs must all fall or all rise"):
         straightness(x, torch.tensor([[1.0, 0.5], [0.5, 0.7]]), Linear(), toy)

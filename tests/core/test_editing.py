@@ -129,6 +129,19 @@ def test_what_is_known_draws_the_rest_along() -> None:
 def test_bad_masks() -> None:
     with pytest.raises(TypeError, match="mask must be bool, got torch.float32"):
         Inpainting(X, MASK.float())
+    for known, mask, match in (
+        (X.numpy(), MASK, "known must be a tensor, got ndarray"),
+        (X, MASK.numpy(), "mask must be a tensor, got ndarray"),
+    ):
+        with pytest.raises(TypeError, match=match):
+            Inpainting(known, mask)
+    path = Linear()
+    for known in (X[:4], X[:, :1].expand(5, 1), X[None]):
+        steer = Inpainting(known, torch.ones(known.shape[1:], dtype=torch.bool))
+        with pytest.raises(ValueError, match=r"the shape of the state, \(5, 3\), or one row, got"):
+            simulate(
+                X, uniform_grid(2), Euler(), path, VectorGaussian(path, MEAN, STD), NOISE, steer
+            )
     with pytest.raises(ValueError, match="must broadcast to known"):
         Inpainting(X, torch.ones(5, 2, dtype=torch.bool))
     with pytest.raises(ValueError, match="known must be finite where mask is True"):

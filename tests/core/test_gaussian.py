@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 
 from fluvial.core.gaussian.fields import KINDS, convert, ends, express, predict
+from fluvial.core.gaussian.multistep import DDIM, UniPC
+from fluvial.core.gaussian.ode import Euler
 from fluvial.core.gaussian.paths import (
     VE,
     AlphaSigmaPath,
@@ -20,8 +22,11 @@ from fluvial.core.gaussian.paths import (
     VPCosine,
     VPLinear,
 )
+from fluvial.core.gaussian.sde import EulerMaruyama
 from fluvial.core.noise import KeyedNoise
 from fluvial.core.scales import Block
+from fluvial.core.simulate import simulate
+from fluvial.core.time import uniform_grid
 
 from .toys import BlockField, BlockGaussian, Constant, VectorGaussian
 
@@ -353,6 +358,45 @@ def test_conversions_are_finite_at_the_ends(path: AlphaSigmaPath, source: str, k
             for field in (toy, Prediction(source)):
                 value = convert(field, kind, path)(x, t)
                 assert value.dtype == dtype and value.isfinite().all()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_values_of_another_type_take_that_of_the_state(kind: str) -> None:
+    """As of a network under autocast: what is solved keeps its type and its digits."""
+
+    class Coarse(VectorGaussian):
+        def __call__(self, x: Tensor, t: Tensor, **cond: Any) -> Tensor:  # type: ignore[override]
+            return super().__call__(x, t).bfloat16()
+
+    path, x = VPCosine(), state(4)
+    toy, fine = Coarse(path, MEAN, STD, kind), VectorGaussian(path, MEAN, STD, kind)
+    assert predict(toy, x, time(0.5))[1].dtype == x.dtype
+    for sampler in (Euler(), DDIM(), UniPC(), EulerMaruyama()):
+        out = simulate(x, uniform_grid(4, 0.9, 0.0), sampler, path, toy, NOISE)
+        exact = simulate(x, uniform_grid(4, 0.9, 0.0), sampler, path, fine, NOISE)
+        assert out.dtype == x.dtype and (out - exact).abs().max() < 0.2
+
+
+class OneNumber:
+    """A field whose values would broadcast."""
+
+    def __init__(self, kind: str) -> None:
+        self.predicts = kind
+
+    def __call__(self, x: Tensor, t: Tensor, **cond: Any) -> Tensor:
+        return x[:, :1]
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "mean_velocity"])
+def test_values_of_another_shape_and_states_of_integers(kind: str) -> None:
+    path, x, half = Linear(), state(4), time(0.5)
+    with pytest.raises(ValueError, match=r"the field returned \(4, 1\) for x of \(4, 3\)"):
+        predict(OneNumber(kind), x, half)
+    for other in {"clean", "noise"} - {kind}:
+        with pytest.raises(ValueError, match="the field returned"):
+            convert(OneNumber(kind), other, path)(x, half)
+    with pytest.raises(TypeError, match="x must be floating, got torch.int64"):
+        predict(OneNumber(kind), x.long(), half)
 
 
 @pytest.mark.parametrize("path", [Linear(), VPCosine()], ids=name)

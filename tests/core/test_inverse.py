@@ -512,13 +512,40 @@ Y = torch.zeros(1, 2)
                 lambda y: DDNMPlus(MASK, y, 0.1),
                 lambda y: RePaint(MASK, y),
             )
-            for y in (Y + math.nan, Y.long(), torch.tensor(0.0))
+            for y in (Y + math.nan, torch.tensor(0.0))
         ),
     ],
 )
 def test_bad_arguments(build: Any, match: str) -> None:
     with pytest.raises(ValueError, match=match):
         build()
+
+
+@pytest.mark.parametrize(
+    ("y", "got"), [(Y.long(), "torch.int64"), (Y.numpy(), "ndarray"), ([0.0, 0.0], "list")]
+)
+def test_measurements_of_another_type(y: Any, got: str) -> None:
+    for build in (DPS, PiGDM, DDNM, RePaint, lambda operator, y: DDNMPlus(operator, y, 0.1)):
+        with pytest.raises(TypeError, match=f"y must be a floating tensor, got {got}"):
+            build(MASK, y)
+
+
+class Opaque:
+    predicts = "clean"
+
+    def __call__(self, x: Tensor, t: Tensor, **cond: Any) -> Tensor:
+        return x.detach()
+
+
+@pytest.mark.parametrize(
+    "steer", [DPS(MASK, Y, 0.1), DPS(MASK, Y), PiGDM(MASK, Y, 0.1)], ids=["DPS", "as published", ""]
+)
+def test_fields_without_gradient(steer: Any) -> None:
+    with pytest.raises(ValueError, match="a field that can be differentiated in x"):
+        simulate(X, uniform_grid(2), Euler(), Linear(), Opaque(), NOISE, steer)
+    with torch.inference_mode(), pytest.raises(ValueError, match="inference_mode takes it away"):
+        x = X.clone()
+        simulate(x, uniform_grid(2), Euler(), Linear(), toy(Linear()), NOISE, steer)
 
 
 @pytest.mark.parametrize("y", [torch.zeros(1, 3), torch.zeros(3, 2), torch.zeros(2)])

@@ -282,6 +282,13 @@ def test_bad_arguments(options: dict[str, Any], match: str) -> None:
         Matching(Spy(), Linear(), **options)
 
 
+def test_events_of_one_number() -> None:
+    x0 = X0[:, 0]
+    out = Matching(Spy(), Linear(), predicts="clean", times=INSIDE)({"x": x0}, NOISE)
+    draw = Linear().sample(x0, INSIDE(x0, NOISE), NOISE)
+    assert_close(out["loss"], (draw.x - x0).square().mean(), 1e-14)
+
+
 def test_bad_batches() -> None:
     with pytest.raises(ValueError, match="batch must hold 'x', got label"):
         Matching(Spy(), Linear())({"label": X0}, NOISE)

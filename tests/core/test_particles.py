@@ -227,10 +227,11 @@ def test_weights_are_kept_until_a_group_is_resampled() -> None:
     assert kept is not None and kept[2:].tolist() == [2, 3] and set(kept[:2].tolist()) <= {0, 1}
     assert torch.equal(moved, x[kept])  # type: ignore[index]
     reward = 0.7 * quadratic(x)
-    torch.testing.assert_close(aim["weight"], torch.cat([0 * reward[:2], reward[2:]]))
+    weight = aim["total"] - aim["before"]
+    torch.testing.assert_close(weight, torch.cat([0 * reward[:2], reward[2:]]))
     torch.testing.assert_close(aim["total"], reward[kept])
     moved, aim, kept = steer.after(x, x, aim, replace(run, s=end))
-    assert torch.equal(aim["weight"], torch.zeros(4).double())
+    assert torch.equal(aim["before"], aim["total"])
     torch.testing.assert_close(aim["total"], reward[kept])  # whatever came before
 
 
@@ -340,6 +341,7 @@ def test_dtype_and_conditions() -> None:
     ("arguments", "match"),
     [
         ({"group": 1}, "group >= 2"),
+        ({"group": 2.5}, "group >= 2"),
         ({"scale": math.nan}, "finite scale"),
         ({"threshold": 1.5}, "threshold in"),
         ({"threshold": math.nan}, "threshold in"),
@@ -352,8 +354,52 @@ def test_bad_arguments(arguments: dict[str, Any], match: str) -> None:
         FeynmanKac(quadratic, **{"group": 4, **arguments})
 
 
-def test_bad_rewards() -> None:
+@pytest.mark.parametrize(
+    ("reward", "error", "match"),
+    [
+        (lambda x: x, ValueError, r"reward must be \(4,\), got \(4, 1\)"),
+        (lambda x: x[:, 0].tolist(), TypeError, "reward must give a tensor, got list"),
+        (lambda x: x[:, 0] * math.nan, ValueError, "reward must be finite, or -inf to forbid"),
+        (lambda x: x[:, 0] + math.inf, ValueError, "reward must be finite, or -inf to forbid"),
+    ],
+)
+def test_bad_rewards(reward: Any, error: Any, match: str) -> None:
     start = torch.zeros(4, 1, dtype=torch.float64)
-    steer = FeynmanKac(lambda x: x, 2)
-    with pytest.raises(ValueError, match=r"reward must be \(4,\), got \(4, 1\)"):
+    with pytest.raises(error, match=match):
+        steer = FeynmanKac(reward, 2)
         simulate(start, uniform_grid(2), Ancestral(), PATH, TOY, NOISE, steer)
+
+
+@pytest.mark.parametrize("potential", POTENTIALS)
+@pytest.mark.parametrize("threshold", [0.0, 0.5, 1.0])
+def test_what_is_forbidden(potential: Any, threshold: float) -> None:
+    """exp(-inf) is 0: no such particle comes out of a group that has others; and none of another
+    group takes its place where a group has no others."""
+    start = PATH.source(torch.empty(80, 1, dtype=torch.float64), NOISE)
+    start[:4] = -50  # from where no particle comes back
+
+    def reward(x: Tensor) -> Tensor:
+        return torch.where(x[:, 0] > 0, 0.1 * x[:, 0], -math.inf)
+
+    steer = FeynmanKac(reward, 4, 1.0, potential, threshold=threshold)
+    path, field = Straight(), Straight()
+    out = simulate(start, uniform_grid(4), Ancestral(), path, field, NOISE, steer)
+    groups, before = out.reshape(20, 4), start.reshape(20, 4)
+    mixed = (before > 0).any(1)
+    assert (groups[mixed] > 0).all() and mixed.sum() > 10
+    assert torch.equal(groups[~mixed], before[~mixed]) and (~mixed).any()
+
+
+class Straight:
+    """A path and its field on which nothing moves."""
+
+    predicts = "clean"
+
+    def __call__(self, x: Tensor, t: Tensor) -> Tensor:
+        return x
+
+    def posterior(self, x: Tensor, clean: Tensor, t: Tensor, s: Tensor, noise: Any) -> Tensor:
+        return x
+
+    def readout(self, x: Tensor, clean: Tensor) -> Tensor:
+        return x

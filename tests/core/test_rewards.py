@@ -273,6 +273,9 @@ def test_bad_rewards(reward: Any, match: str) -> None:
     toy = VectorGaussian(Linear(), MEAN, STD)
     with pytest.raises(ValueError, match=match):
         simulate(X, uniform_grid(2), Euler(), Linear(), toy, NOISE, RewardGradient(reward))
+    with pytest.raises(TypeError, match="reward must give a tensor, got float"):
+        steer = RewardGradient(lambda x: 1.0)  # type: ignore[arg-type, return-value]
+        simulate(X, uniform_grid(2), Euler(), Linear(), toy, NOISE, steer)
 
 
 def test_fields_without_gradient() -> None:

@@ -285,6 +285,8 @@ def test_errors() -> None:
                 grid(path, 5, high, low)
         with pytest.raises(ValueError, match="level_max <= 4.99.*at which VE ends, got .* and 80"):
             grid(VE(0.1, 5.0), 5, 80.0)
+        # which ends at sqrt(50^2 - 0.01^2)
+        torch.testing.assert_close(grid(VE(0.01, 50.0), 5, 50.0), grid(VE(0.01, 50.0), 5))
         with pytest.raises(ValueError, match="steps must be at least 1, got 0"):
             grid(path, 0)
     with pytest.raises(ValueError, match="rho must be positive"):

@@ -42,15 +42,21 @@ def state(batch: int = 4) -> Tensor:
     return NOISE.normal(torch.empty(batch, 3, dtype=torch.float64))
 
 
+class ByRow(Constant):
+    """Every draw of a row is its value."""
+
+    value: Any
+
+    def normal(self, like: Tensor, tag: str = "") -> Tensor:
+        return self.value[:, None].expand_as(like)
+
+
 def affine(sampler: Any, toy: VectorGaussian, pair: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """(A, b, C), with x_s = A x + b + C z for a sampler that draws once a step."""
-
-    def step(x: float, z: float) -> Tensor:
-        start = torch.full((1, 3), x, dtype=torch.float64)
-        return simulate(start, pair[None], sampler, toy.path, toy, Constant(z))[0]
-
-    shift = step(0.0, 0.0)
-    return step(1.0, 0.0) - shift, shift, step(0.0, 1.0) - shift
+    x, z = torch.tensor([[0.0, 1.0, 0.0], [0.0, 0.0, 1.0]], dtype=torch.float64)
+    start = x[:, None].expand(3, 3)
+    shift, gained, drawn = simulate(start, pair[None], sampler, toy.path, toy, ByRow(z))
+    return gained - shift, shift, drawn - shift
 
 
 def moments(sampler: Any, toy: VectorGaussian, pairs: Tensor) -> tuple[Tensor, Tensor]:

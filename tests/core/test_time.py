@@ -222,3 +222,8 @@ def test_bad_times(times: Any) -> None:
 )
 def test_good_pairs(pairs: Tensor) -> None:
     check_pairs(pairs)
+
+
+def test_pairs_that_are_no_tensor() -> None:
+    with pytest.raises(TypeError, match="pairs must be a tensor, got list; see grid_pairs"):
+        check_pairs([(1.0, 0.0)])  # type: ignore[arg-type]

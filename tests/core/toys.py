@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -58,7 +59,33 @@ class Constant:
         return self
 
 
+def remembered(method: Callable[..., Any]) -> Callable[..., Any]:
+    """What ``method(path, t)`` gave for one time before: solvers come to a time again and again."""
+
+    @functools.lru_cache(4096)
+    def at(path: Any, t: float, dtype: torch.dtype) -> Any:
+        return method(path, torch.tensor(t, dtype=dtype))
+
+    @functools.wraps(method)
+    def call(path: Any, t: Tensor, **cond: Any) -> Any:
+        if t.ndim or t.requires_grad:
+            return method(path, t)
+        return at(path, float(t), t.dtype)
+
+    return call
+
+
 # Gaussian data on a path with scalar coefficients
+
+
+@remembered
+def coefficients(path: AlphaSigmaPath, t: Tensor) -> tuple[Tensor, Tensor]:
+    return path.alpha(t), path.sigma(t)
+
+
+@remembered
+def rates(path: AlphaSigmaPath, t: Tensor) -> tuple[Tensor, Tensor]:
+    return path.alpha_rate(t), path.sigma_rate(t)
 
 
 @dataclass(frozen=True)
@@ -88,10 +115,7 @@ class VectorGaussian:
     def __call__(self, x: Tensor, t: Tensor, s: Tensor | None = None, **cond: Any) -> Tensor:
         path, var = self.path, self.std.square().to(x.dtype)
         m = self.mean.to(x.dtype)
-        alpha, sigma = (left_broadcast(f(t), x) for f in (path.alpha, path.sigma))
-        alpha_rate, sigma_rate = (
-            left_broadcast(f(t), x) for f in (path.alpha_rate, path.sigma_rate)
-        )
+        alpha, sigma = (left_broadcast(value, x) for value in coefficients(path, t))
         whitened = (x - alpha * m) / (alpha.square() * var + sigma.square())
         match self.predicts:
             case "clean":
@@ -101,6 +125,7 @@ class VectorGaussian:
             case "score":
                 return -whitened
             case "velocity":
+                alpha_rate, sigma_rate = (left_broadcast(value, x) for value in rates(path, t))
                 return alpha_rate * m + (alpha * alpha_rate * var + sigma * sigma_rate) * whitened
             case "mean_velocity":
                 assert s is not None
@@ -142,9 +167,11 @@ class BlockGaussian:
     def GG(self) -> Tensor:
         return torch.diag(torch.tensor([0, 2 * self.gamma * self.beta], dtype=torch.float64))
 
+    @remembered
     def flow_matrix(self, t: Tensor) -> Tensor:
         return torch.linalg.matrix_exp(self.F * t.double()[..., None, None])
 
+    @remembered
     def cov(self, t: Tensor) -> Tensor:
         """Of x_t given x_0, by Van Loan's matrix exponential."""
         both = torch.cat(
@@ -202,9 +229,11 @@ class BlockGaussian:
     def readout(self, x: Tensor, clean: Tensor) -> Tensor:
         return x[:, 0]
 
+    @remembered
     def marginal(self, t: Tensor, **cond: Any) -> tuple[Block, Block]:
         return Block(self.flow_matrix(t)), Block(cholesky(self.cov(t)))
 
+    @remembered
     def rates(self, t: Tensor, **cond: Any) -> tuple[Block, Block]:
         scale, level = self.marginal(t)
         back = torch.linalg.pinv(level.matrix).mT

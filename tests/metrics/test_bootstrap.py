@@ -41,10 +41,9 @@ def mean_deviation(n: int) -> float:
     return math.sqrt(2 / (n - 1)) * math.exp(math.lgamma(n / 2) - math.lgamma((n - 1) / 2))
 
 
-@pytest.mark.parametrize(("shift", "scale"), [(1.0, 1.0), (0.3, 1.5)])
-def test_covers_the_expected_distance_of_samples_that_differ(shift: float, scale: float) -> None:
+def test_covers_the_expected_distance_of_samples_that_differ() -> None:
     """One dimension, where E[FD] is known in closed form for every N."""
-    n, m, repeats = 80, 120, 40
+    n, m, repeats, shift, scale = 80, 120, 40, 0.3, 1.5
     rng = RNG(0)
     deviations = mean_deviation(n) * mean_deviation(m) * scale
     target = shift**2 + (1 / n + scale**2 / m) + 1 + scale**2 - 2 * deviations
@@ -111,11 +110,13 @@ def test_samples_are_resampled_on_their_own() -> None:
 def test_depends_on_the_seed_alone() -> None:
     before, legacy = torch.random.get_rng_state(), np.random.get_state()[1]  # noqa: NPY002
     a, b = RNG(5).normal(size=(2, 50, 3))
-    one = bootstrap_interval(frechet_distance, a, b, seed=1)
-    assert one == bootstrap_interval(frechet_distance, a, b, seed=1)
-    assert one != bootstrap_interval(frechet_distance, a, b, seed=2)
-    tensors = bootstrap_interval(frechet_distance, torch.tensor(a), torch.tensor(b), seed=1)
-    assert one == tensors
+
+    def interval(seed: int, *samples: torch.Tensor | np.ndarray) -> tuple[float, ...]:
+        return bootstrap_interval(frechet_distance, *samples, resamples=40, seed=seed)
+
+    one = interval(1, a, b)
+    assert one == interval(1, a, b) != interval(2, a, b)
+    assert one == interval(1, torch.tensor(a), torch.tensor(b))
     assert torch.equal(torch.random.get_rng_state(), before)
     assert np.array_equal(np.random.get_state()[1], legacy)  # noqa: NPY002
 

@@ -42,6 +42,15 @@ def test_agrees_with_scikit_learn(strategy: str) -> None:
     assert int(found.number.sum()) == len(p)
 
 
+@pytest.mark.slow
+def test_of_more_rows_than_torch_takes_quantiles_of() -> None:
+    """2^24 and one: 17 million forecasts, as a segmentation has."""
+    p = torch.rand(2**24 + 1, generator=torch.Generator().manual_seed(0))
+    curve = reliability_curve(p, p < 0.5, bins=4, strategy="quantile")
+    assert curve.number.tolist() == pytest.approx([2**22] * 4, rel=1e-3)
+    assert curve.observed.tolist() == pytest.approx([1, 1, 0, 0], abs=1e-3)
+
+
 def test_by_hand() -> None:
     p = torch.tensor([0.1, 0.3, 0.9, 0.9])
     outcome = torch.tensor([0, 1, 1, 0])
@@ -104,6 +113,8 @@ def test_coverage_is_exact_for_exchangeable_draws() -> None:
     np.testing.assert_allclose(curve.observed, levels, atol=1e-12)
     np.testing.assert_allclose(curve.width, 20 * np.array(levels), rtol=1e-12)
     assert curve.level.tolist() == list(levels)
+    for same in (np.array(levels), torch.tensor(levels, dtype=torch.float64)):
+        assert torch.equal(coverage_curve(draws, truth, levels=same).width, curve.width)
 
 
 def test_coverage_shows_intervals_that_are_too_narrow() -> None:

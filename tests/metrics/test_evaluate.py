@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -149,6 +150,35 @@ def test_depends_on_the_seed_alone() -> None:
     assert fewer.rows == 20
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+def test_tensors_of_any_precision(dtype: torch.dtype) -> None:
+    x, y = torch.from_numpy(rows(40, 0)), torch.from_numpy(rows(80, 1))
+    found, wanted = (
+        evaluate(a, b, metrics="sliced", **QUICK).measured[0]
+        for a, b in ((x.to(dtype), y.to(dtype)), (x, y))
+    )
+    assert found.value.estimate == pytest.approx(wanted.value.estimate, rel=0.02)
+
+
+def test_intervals_are_cut_to_what_can_be() -> None:
+    names = ["precision", "recall", "coverage", "density", "frechet", "kid"]
+    found = by_name(evaluate(rows(40, 0), rows(80, 1), metrics=[*names, "kid"], **QUICK))
+    assert list(found) == names
+    for name in names[:5]:
+        for m in (found[name].value, found[name].floor):
+            assert 0 <= m.low <= m.estimate <= m.high
+            assert m.high <= 1 or name in ("density", "frechet")
+    assert found["kid"].floor.low < 0  # an estimate without bias
+
+
+def test_too_many_rows_for_the_exact_distance(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys.modules["fluvial.metrics.evaluate"], "LIMIT", 30)
+    exact = {"metrics": ["wasserstein"], **QUICK}
+    with pytest.raises(ValueError, match="wasserstein takes 30 rows at most, got 40: give rows=30"):
+        evaluate(rows(40, 0), rows(80, 1), **exact)
+    assert evaluate(rows(40, 0), rows(80, 1), rows=30, **exact).rows == 30
+
+
 def test_one_picture_of_many_is_refused(tmp_path: Path) -> None:
     Image.new("L", (64, 64)).save(tmp_path / "samples.png")
     with pytest.raises(ValueError, match="samples: .* is one picture; many samples in one"):
@@ -164,7 +194,7 @@ def test_one_picture_of_many_is_refused(tmp_path: Path) -> None:
         (rows(40, 0), rows(31, 1), {}, ValueError, "got 40 and 31"),
         (pictures(40, 0), rows(80, 1), {}, ValueError, "samples are images of shape 1 x 8 x 8"),
         (rows(40, 0)[:, :2], rows(80, 1), {}, ValueError, "shape 2 and against arrays of shape 3"),
-        (pictures(40, 0)[..., :7], pictures(80, 1), {}, ValueError, "give size and channels"),
+        (pictures(40, 0)[..., :7], pictures(80, 1), {}, ValueError, r"give size=\(8, 8\)"),
         (rows(40, 0) * np.nan, rows(80, 1), {}, ValueError, "samples: x holds 120 numbers"),
         ([[1.0]], rows(80, 1), {}, TypeError, "samples must be a path, a tensor"),
         (rows(40, 0), rows(80, 1), {"metrics": ["fid"]}, ValueError, "metrics: there is no 'fid'"),
@@ -172,6 +202,11 @@ def test_one_picture_of_many_is_refused(tmp_path: Path) -> None:
         (rows(40, 0), rows(80, 1), {"features": "pixels"}, ValueError, "'pixels' is for images"),
         (rows(40, 0), rows(80, 1), {"features": "vgg"}, ValueError, "features must be pixels, eff"),
         (rows(40, 0), rows(80, 1), {"resamples": 5}, ValueError, "resamples must be at least 40"),
+        (rows(40, 0), "nowhere.npy", {"level": 1.0}, ValueError, r"level must lie in \(0, 1\)"),
+        (rows(40, 0), rows(80, 1), {"metrics": []}, ValueError, "metrics must name at least one"),
+        (rows(40, 0), rows(80, 1), {"features": torch.log}, ValueError, "features must be finite"),
+        (rows(40, 0), "nowhere.npy", {"seed": -1}, ValueError, "seed must not be negative"),
+        (rows(40, 0), rows(80, 1) * 0, {}, ValueError, "mmd has no bandwidth, as most rows of aga"),
     ],
 )
 def test_refuses(samples, against, settings, error, message) -> None:

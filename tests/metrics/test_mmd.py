@@ -118,6 +118,13 @@ def test_energy_distance_by_definition(columns: int, unbiased: bool) -> None:
         assert found == pytest.approx(wanted, rel=1e-9)
 
 
+def test_energy_distance_is_an_mmd() -> None:
+    a, b = pair()
+    for unbiased in (True, False):
+        found = mmd(a, b, kernel=lambda x, y: -torch.cdist(x, y), unbiased=unbiased)
+        assert energy_distance(a, b, unbiased=unbiased) == pytest.approx(found, rel=1e-6)
+
+
 def test_energy_distance_agrees_with_scipy() -> None:
     a, b = pair(1)
     ours = energy_distance(a, b, unbiased=False)
@@ -191,6 +198,12 @@ def test_refuses() -> None:
         mmd(a, b, kernel=polynomial(), bandwidth=1.0)
     with pytest.raises(ValueError, match="kernel must give finite numbers"):
         mmd(a, b, kernel=lambda x, y: torch.full((len(x), len(y)), math.nan))
+    for bad, got in ((lambda x, y: x, "2"), (lambda x, y: (x @ y.T)[:, :1], "1")):
+        with pytest.raises(ValueError, match=rf"kernel must give shape \(23, 23\) .*{got}\)"):
+            mmd(a[:, :2], b[:, :2], kernel=bad)
+    several = mmd(a, b, bandwidth=(0.5, 2.0))
+    assert several == mmd(a, b, bandwidth=np.array([0.5, 2.0]))
+    assert several == mmd(a, b, bandwidth=torch.tensor([0.5, 2.0]))
     with pytest.raises(ValueError, match="degree must be at least 1"):
         polynomial(0)
     with pytest.raises(ValueError, match="exponent must be positive"):

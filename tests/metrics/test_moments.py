@@ -155,6 +155,7 @@ def test_of_a_published_covariance() -> None:
     ("mean", "covariance", "count", "message"),
     [
         (np.zeros(2), np.eye(3), 5, r"mean must have shape \(3,\)"),
+        (np.zeros(()), np.eye(1), 5, r"mean must have shape \(1,\) .* got \(\)"),
         (np.zeros(2), np.ones((2, 3)), 5, r"covariance must have shape \(D, D\)"),
         (np.zeros(2), np.array([[1, 2], [0, 1.0]]), 5, "covariance must be symmetric"),
         (np.zeros(2), np.diag([1, -0.1]), 5, "no negative eigenvalue, got -0.1"),
@@ -170,6 +171,8 @@ def test_refuses_what_is_no_covariance(mean, covariance, count, message) -> None
 
 def test_refuses() -> None:
     found = Moments(3)
+    with pytest.raises(TypeError, match="mean must be a tensor or array of real numbers, got list"):
+        Moments.from_covariance([0.0, 0.0], np.eye(2), 5)
     with pytest.raises(ValueError, match="dim must be at least 1"):
         Moments(0)
     with pytest.raises(ValueError, match=r"features must have shape \(N, 3\), got \(5, 2\)"):

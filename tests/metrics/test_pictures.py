@@ -125,7 +125,7 @@ def test_refuses(metric) -> None:
             metric(bad, y, data_range=1)
         with pytest.raises(error, match=message):
             metric(x, bad, data_range=1)
-    for span in (0.0, -1.0, math.nan):
+    for span in (0.0, -1.0, math.nan, math.inf):
         with pytest.raises(ValueError, match="data_range must be positive"):
             metric(x, y, data_range=span)
 
@@ -141,5 +141,6 @@ def test_ssim_refuses() -> None:
         ssim(x[..., :8], y[..., :8], data_range=1)
     with pytest.raises(ValueError, match=r"shape \(N, C, H, W\)"):
         ssim(x[:, 0], y[:, 0], data_range=1)
-    with pytest.raises(ValueError, match="k1 and k2 must not be negative"):
-        ssim(x, y, data_range=1, k1=-0.1)
+    for k in (-0.1, math.nan):
+        with pytest.raises(ValueError, match="k1 and k2 must not be negative"):
+            ssim(x, y, data_range=1, k1=k)

@@ -17,7 +17,7 @@ from fluvial.metrics import (
     wasserstein,
 )
 from fluvial.metrics.sliced import directions
-from fluvial.metrics.wasserstein import quantile_distances
+from fluvial.metrics.wasserstein import quantile_power
 
 RNG = np.random.default_rng
 
@@ -72,13 +72,13 @@ def test_quantiles_are_differentiable() -> None:
     """The slope of the mean square of sorted differences, in the order of the rows."""
     a, b = pair(1, (6, 6))
     x = torch.from_numpy(a).requires_grad_()
-    quantile_distances(x, torch.from_numpy(b), 2).sum().backward()
+    quantile_power(x, torch.from_numpy(b), 2).sum().backward()
     rank = a[:, 0].argsort().argsort()
     np.testing.assert_allclose(x.grad, (a - np.sort(b, 0)[rank]) / 3, rtol=1e-12)
     # of twice as many equal points the same
     y = torch.from_numpy(a).requires_grad_()
     twice = torch.from_numpy(np.repeat(b, 2, 0))
-    quantile_distances(y, twice, 2).sum().backward()
+    quantile_power(y, twice, 2).sum().backward()
     torch.testing.assert_close(x.grad, y.grad)
 
 
@@ -163,7 +163,7 @@ def test_refuses_sizes_and_counts(monkeypatch) -> None:
     with pytest.raises(ValueError, match="at most 20 rows for the exact distance, got 23 and 17"):
         wasserstein(a, b, limit=20)
     wasserstein(a[:, :1], b[:, :1], limit=5)  # one column has no limit
-    with pytest.raises(ValueError, match="count must be at least 1"):
+    with pytest.raises(ValueError, match="projections must be at least 1, got 0"):
         sliced_wasserstein(a, b, projections=0)
     with pytest.raises(ValueError, match="steps must not be negative"):
         max_sliced_wasserstein(a, b, steps=-1)

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from fluvial.adapters.tabulated import Tabulated
 from fluvial.core.gaussian.paths import AlphaSigmaPath, Linear
 from fluvial.core.gaussian.schedule import time_of
-from fluvial.core.protocols import Run, Steering, left_broadcast
+from fluvial.core.protocols import Run, Steering, class_per_row, left_broadcast
 from fluvial.core.time import grid_pairs
 
 MODELS = (
@@ -165,7 +165,8 @@ class DiffusersField:
     ``x`` may be of another dtype than the model, and comes back in its own.
 
     Raises:
-        ValueError: in a call, x without the model's channels.
+        TypeError: in a call, a label that is not of integers.
+        ValueError: in a call, x without the model's channels, or a label of another shape.
     """
 
     model: Any
@@ -185,7 +186,7 @@ class DiffusersField:
             )
         label = cond.get("label")
         if label is not None:
-            cond["label"] = label.to(x.device).expand(len(x))
+            cond["label"] = class_per_row(label, x)
         elif _is_a(self.model, ("DiTTransformer2DModel",)):
             none = self.model.config.num_embeds_ada_norm
             cond["label"] = torch.full((len(x),), none, device=x.device)

@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from fluvial.core.gaussian.paths import AlphaSigmaPath
 from fluvial.core.gaussian.schedule import karras_grid
-from fluvial.core.protocols import per_row
+from fluvial.core.protocols import class_per_row, per_row
 
 
 @dataclass(frozen=True)
@@ -89,9 +89,12 @@ def from_edm(
 
     Raises:
         FileNotFoundError: no such file of weights.
+        TypeError: ``network`` is no module.
         ValueError: the weights are not of safetensors or do not fit, or not
             0 < sigma_min < sigma_max.
     """
+    if not isinstance(network, nn.Module):
+        raise TypeError(f"network must be a module, got {type(network).__name__}")
     if not 0 < sigma_min < sigma_max < math.inf:
         raise ValueError(f"need 0 < sigma_min < sigma_max, got {sigma_min} and {sigma_max}")
     if weights is not None:
@@ -105,11 +108,13 @@ def from_edm(
 class EDMField:
     """D(x, sigma(t), class_labels) as a field of clean predictions; made by `from_edm`.
 
-    ``label``: (batch,) classes, ``label_dim`` of the network meaning none; none by default. Other
-    conditions are passed on by name. The result has the dtype of x.
+    ``label``: () or (batch,) classes, ``label_dim`` of the network meaning none; none by default.
+    Other conditions are passed on by name. The result has the dtype of x.
 
     Raises:
-        ValueError: in a call, a label for a network without ``label_dim``.
+        TypeError: in a call, a label that is not of integers.
+        ValueError: in a call, a label of another shape, of no class, or for a network without
+            ``label_dim``.
     """
 
     network: nn.Module
@@ -123,8 +128,14 @@ class EDMField:
             classes = getattr(self.network, "label_dim", 0)
             if not classes:
                 raise ValueError("label given to a network without classes (label_dim)")
-            label = label.to(x.device).expand(len(x))
-            one_hot = functional.one_hot(label, classes + 1)[:, :classes].to(x.dtype)
+            label = class_per_row(label, x)
+            try:
+                one_hot = functional.one_hot(label, classes + 1)[:, :classes].to(x.dtype)
+            except RuntimeError:
+                raise ValueError(
+                    f"label must lie in 0 .. {classes}, got values from {int(label.min())} to "
+                    f"{int(label.max())}"
+                ) from None
         return self.network(x, sigma, one_hot, **cond).to(x.dtype)
 
 

@@ -39,7 +39,8 @@ class Latent:
 
     Raises:
         TypeError: ``autoencoder`` has no ``encode`` or ``decode``, or they return something else.
-        ValueError: ``batch_size`` < 1, ``scale`` holds a zero.
+        ValueError: ``batch_size`` < 1, ``scale`` holds a zero, a value that is not finite; in a
+            call, latents that ``scale`` and ``shift`` do not fit.
     """
 
     def __init__(
@@ -64,6 +65,9 @@ class Latent:
         )
         if not bool((self.scale != 0).all()):
             raise ValueError(f"scale must not be 0, got {self.scale.tolist()}")
+        for name, value in (("scale", self.scale), ("shift", self.shift)):
+            if not bool(value.isfinite().all()):
+                raise ValueError(f"{name} must be finite, got {value.tolist()}")
         self.model, self.autoencoder, self.batch_size = model, autoencoder, batch_size
         if isinstance(autoencoder, nn.Module):
             autoencoder.eval()
@@ -75,8 +79,12 @@ class Latent:
         Args:
             x: data.
             noise: where the autoencoder has a law of latents, draw from it; its mean by default.
-        """
 
+        Raises:
+            TypeError: ``x`` is not floating.
+        """
+        if not x.is_floating_point():
+            raise TypeError(f"x must be floating, got {x.dtype}")
         result = []
         for rows, part in self._parts(x):
             latent = self.autoencoder.encode(part)
@@ -140,7 +148,17 @@ class Latent:
 
 def _broadcast(value: Tensor, z: Tensor) -> Tensor:
     """One value a channel, (channels,), or something that broadcasts, in the dtype of ``z``."""
-    return (value.reshape(-1, *(1,) * (z.ndim - 2)) if value.ndim == 1 else value).to(z)
+    value = value.reshape(-1, *(1,) * (z.ndim - 2)) if value.ndim == 1 else value
+    try:
+        fits = torch.broadcast_shapes(value.shape, z.shape) == z.shape
+    except RuntimeError:
+        fits = False
+    if not fits:
+        raise ValueError(
+            f"scale and shift must broadcast to latents of shape {tuple(z.shape)}, got "
+            f"{tuple(value.shape)}"
+        )
+    return value.to(z)
 
 
 def _normalisation(config: Any) -> tuple[Any, Any]:

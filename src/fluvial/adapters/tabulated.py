@@ -87,7 +87,7 @@ class Tabulated(AlphaSigmaPath):
         return Scalar(-rate * tangent), Scalar((2 * rate * tangent).sqrt())
 
     @property
-    def _end(self) -> Scalar:
+    def source_level(self) -> Scalar:
         return Scalar(torch.ones((), dtype=torch.float64))
 
     def _interpolate(self, t: Tensor, *tables: Tensor) -> list[Tensor]:

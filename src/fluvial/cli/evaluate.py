@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 import tyro
 
 from fluvial.cli.console import only_errors, show, show_json
-from fluvial.cli.flags import parse
+from fluvial.cli.flags import as_flags, parse
 
 EXAMPLES = """\
 fluvial evaluate samples --against photos
@@ -28,8 +28,9 @@ class Evaluate:
             coverage, classifier; by default those that fit the data.
         features: in what images are compared; by default the principal components of pixels.
         rows: of each side at most; most metrics take time with its square.
-        size: what images are brought to, if they differ.
-        label: column or array of labels to leave out.
+        size: height and width that images are brought to, if they differ, or one number for both.
+        channels: 1 for grey, 3 for colour, if samples and data differ.
+        label: column or array of labels to leave out, of the two or of the one that has them.
         seed: of the rows and of the resampling.
         json: print one JSON document in place of a table.
         quiet: no progress.
@@ -40,10 +41,13 @@ class Evaluate:
     metrics: Annotated[
         tuple[str, ...], tyro.conf.arg(metavar="NAME ...", help_behavior_hint="")
     ] = ()
-    features: Literal["pixels", "efficientnet-lite0"] | None = None
+    features: Annotated[
+        Literal["pixels", "efficientnet-lite0"] | None, tyro.conf.arg(help_behavior_hint="")
+    ] = None
     rows: int = 1000
-    size: int | None = None
-    label: str | None = None
+    size: Annotated[int | tuple[int, int] | None, tyro.conf.arg(help_behavior_hint="")] = None
+    channels: Annotated[int | None, tyro.conf.arg(help_behavior_hint="")] = None
+    label: Annotated[str | None, tyro.conf.arg(metavar="NAME", help_behavior_hint="")] = None
     seed: int = 0
     json: bool = False
     quiet: bool = False
@@ -54,18 +58,24 @@ def main(argv: Sequence[str]) -> int:
     command = parse(Evaluate, argv, prog="fluvial evaluate", examples=EXAMPLES)
     from fluvial.metrics.evaluate import evaluate
 
-    with only_errors(command.json):
-        result = evaluate(
-            command.samples,
-            command.against,
-            metrics=command.metrics or None,
-            features=command.features,
-            rows=command.rows,
-            size=command.size,
-            label=command.label,
-            seed=command.seed,
-            progress=not command.quiet,
-        )
+    try:
+        with only_errors(command.json):
+            result = evaluate(
+                command.samples,
+                command.against,
+                metrics=command.metrics or None,
+                features=command.features,
+                rows=command.rows,
+                size=command.size,
+                channels=command.channels,
+                label=command.label,
+                seed=command.seed,
+                progress=not command.quiet,
+            )
+    except (ValueError, FileNotFoundError) as error:
+        text = as_flags(str(error), Evaluate).replace("--samples", "SAMPLES")
+        kind = FileNotFoundError if isinstance(error, FileNotFoundError) else ValueError
+        raise kind(text) from error
     if command.json:
         show_json(result.as_json())
     else:

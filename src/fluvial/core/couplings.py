@@ -152,11 +152,14 @@ class ConditionalOptimalTransport:
             ValueError: unequal batches or events, no rows, a value that is not finite; no label, or
                 not one a row; a class of ``x0`` that no row of ``x1`` has; floating conditions at
                 an infinite weight.
+            TypeError: a label that is not a tensor.
         """
         _check(x0, x1)
         label1 = label if label1 is None else label1
         for name, value in (("label", label), ("label1", label1)):
-            if value is None or len(value) != len(x0):
+            if value is not None and not isinstance(value, Tensor):
+                raise TypeError(f"{name} must be a tensor, got {type(value).__name__}")
+            if value is None or value.shape[:1] != x0.shape[:1]:
                 got = "none" if value is None else tuple(value.shape)
                 raise ValueError(
                     f"{name} must have one entry for each of {len(x0)} rows, got {got}"
@@ -183,8 +186,8 @@ class ConditionalOptimalTransport:
 def straightness(x: Tensor, pairs: Tensor, path: GaussianPath, field: Field, **cond: Any) -> Tensor:
     """Mean over the way of |v(x_t, t) - (x_1 - x_0)|^2, one a row: 0 if the flow goes straight.
 
-    What a coupling is to lower (Liu et al., ICLR 2023), along the Euler steps of ``pairs``: one
-    step of Euler's method then misses where many arrive by its square root at most.
+    What a coupling is to lower (Liu et al., ICLR 2023), along the Euler steps of ``pairs``. Where
+    it is 0, one step of Euler's method arrives where many do.
 
     Args:
         x: (batch, *event), the state at ``pairs[0, 0]``.
@@ -204,7 +207,7 @@ def straightness(x: Tensor, pairs: Tensor, path: GaussianPath, field: Field, **c
         velocities.append(velocity(x, t, **cond))
         x = x + step * velocities[-1]
     shares = (steps / steps.sum()).to(x).reshape(-1, 1, 1)
-    way = torch.stack(velocities).flatten(2)
+    way = torch.stack([_rows(velocity) for velocity in velocities])
     return (shares * (way - (shares * way).sum(0)).square()).sum((0, 2))
 
 
@@ -220,20 +223,35 @@ def _like(x: Tensor) -> Tensor:
     return torch.empty(len(x), dtype=torch.float64)
 
 
+def _rows(x: Tensor) -> Tensor:
+    """(batch, *event) as (batch, d), also where an event is one number."""
+    return x.unsqueeze(1).flatten(1)
+
+
 def _costs(x0: Tensor, x1: Tensor) -> np.ndarray[Any, Any]:
-    """|x0_i - x1_j|^2 in float64, on the host."""
-    a, b = (x.detach().flatten(1).double() for x in (x0, x1))
+    """|x0_i - x1_j|^2, each less its mean, in float64, on the host.
+
+    Moving either end adds a number to every row and one to every column, which changes no plan of
+    given marginals; the digits of the differences would be lost far from the origin.
+    """
+    a, b = (_rows(x.detach()).double() for x in (x0, x1))
+    a, b = a - a.mean(0), b - b.mean(0)
     # |a - b|^2 = |a|^2 - 2 a b + |b|^2: one matrix product, in double precision
     squares = a.square().sum(1)[:, None] - 2 * a @ b.T + b.square().sum(1)
-    costs = squares.clamp(min=0).cpu().numpy()
+    return _finite("x0 and x1", squares.clamp(min=0).cpu().numpy())
+
+
+def _finite(names: str, costs: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     if not np.isfinite(costs).all():
-        raise ValueError("x0 and x1 must be finite, got NaN or infinite values")
+        raise ValueError(f"{names} must be finite, got NaN or infinite values")
     return costs
 
 
 def _mismatch(label: Tensor, label1: Tensor) -> np.ndarray[Any, Any]:
     if label.is_floating_point() or label1.is_floating_point():
-        return _costs(label, label1)
+        a, b = _rows(label.double()), _rows(label1.double())
+        squares = torch.cdist(a, b, compute_mode="donot_use_mm_for_euclid_dist").square()
+        return _finite("label and label1", squares.numpy())
     if label.ndim != 1 or label1.ndim != 1:
         raise ValueError(f"integer labels must have shape (batch,), got {tuple(label.shape)}")
     return (label[:, None] != label1).double().numpy()

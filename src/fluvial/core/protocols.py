@@ -19,6 +19,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
 
+import torch
 from torch import Tensor, nn
 
 State: TypeAlias = Tensor | Mapping[str, Tensor]
@@ -62,8 +63,29 @@ def left_broadcast(t: Tensor, x: Tensor) -> Tensor:
 
 
 def per_row(t: Tensor, x: Tensor) -> Tensor:
-    """``t`` as (batch,) in the dtype and on the device of ``x``, as networks want it."""
+    """``t`` as (batch,) in the dtype and on the device of ``x``, as networks want it.
+
+    Raises:
+        ValueError: its shape is neither () nor (batch,).
+    """
+    if t.shape not in ((), x.shape[:1]):
+        raise ValueError(f"a time must have shape () or ({len(x)},), got {tuple(t.shape)}")
     return t.to(x.device, x.dtype).expand(x.shape[0])
+
+
+def class_per_row(label: Tensor, x: Tensor) -> Tensor:
+    """``label`` as (batch,) int64 on the device of ``x``, as tables of classes want it.
+
+    Raises:
+        TypeError: it is no tensor of integers.
+        ValueError: its shape is neither () nor (batch,).
+    """
+    if not isinstance(label, Tensor) or label.dtype == torch.bool or label.is_floating_point():
+        got = label.dtype if isinstance(label, Tensor) else type(label).__name__
+        raise TypeError(f"label must be a tensor of integers, got {got}")
+    if label.shape not in ((), x.shape[:1]):
+        raise ValueError(f"label must have shape () or ({len(x)},), got {tuple(label.shape)}")
+    return label.to(x.device, torch.int64).expand(len(x))
 
 
 class Noise(Protocol):
@@ -99,6 +121,19 @@ class Scale(Protocol):
     def __matmul__(self, x: Any) -> Any: ...
     def solve(self, x: Tensor) -> Tensor: ...
     def logdet(self, x: Tensor) -> Tensor: ...
+
+
+@runtime_checkable
+class LinearOperator(Protocol):
+    """A linear map of rows, (batch, *event) to (batch, *measurement): what is measured of a state.
+
+    Its adjoint and its pseudo-inverse (Moore and Penrose's) go back. Rows may have maps of their
+    own. `fluvial.core.operators` has many; any object with these three methods serves.
+    """
+
+    def A(self, x: Tensor) -> Tensor: ...
+    def A_adjoint(self, y: Tensor) -> Tensor: ...
+    def A_dagger(self, y: Tensor) -> Tensor: ...
 
 
 @dataclass(frozen=True)

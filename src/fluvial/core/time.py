@@ -190,7 +190,10 @@ def grid_pairs(times: Sequence[float] | Tensor) -> Tensor:
 
 
 def check_pairs(pairs: Tensor) -> None:
-    """Raise `ValueError` unless ``pairs`` is a chain of (t, s) in [0, 1], shape (K, 2), K > 0."""
+    """Raise `ValueError` unless ``pairs`` is a chain of (t, s) in [0, 1], shape (K, 2), K > 0;
+    `TypeError` unless it is a tensor."""
+    if not isinstance(pairs, Tensor):
+        raise TypeError(f"pairs must be a tensor, got {type(pairs).__name__}; see grid_pairs")
     if pairs.ndim != 2 or pairs.shape[1] != 2 or len(pairs) == 0:
         raise ValueError(f"pairs must have shape (K, 2) with K > 0, got {tuple(pairs.shape)}")
     low, high = pairs.aminmax()

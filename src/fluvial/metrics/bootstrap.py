@@ -146,13 +146,18 @@ def _check(
     lengths = [len(sample) for sample in samples]
     if paired and len(set(lengths)) > 1:
         raise ValueError(f"paired samples must have the same number of rows, got {lengths}")
+    check_resampling(resamples, level, seed)
+
+
+def check_resampling(resamples: int, level: float, seed: int) -> None:
+    """Raises a ValueError where there is no interval of this level."""
     if not 0 < level < 1:
         raise ValueError(f"level must lie in (0, 1), got {level}")
     needed = math.ceil(round(2 / (1 - level), 6))
     if resamples < needed:
         raise ValueError(f"resamples must be at least {needed} for level {level}, got {resamples}")
-    if seed < 0:
-        raise ValueError(f"seed must not be negative, got {seed}")
+    if not 0 <= seed < 2**64:
+        raise ValueError(f"seed must not be negative, and below 2**64, got {seed}")
 
 
 def _resampled(

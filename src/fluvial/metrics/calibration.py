@@ -53,7 +53,7 @@ def reliability_curve(
         raise ValueError(f"strategy must be uniform or quantile, got {strategy!r}")
     edges = torch.linspace(0, 1, bins + 1, dtype=torch.float64, device=stated.device)
     if strategy == "quantile":
-        edges = stated.quantile(edges)
+        edges = _between(stated.sort().values[None], edges * (len(stated) - 1))[0]
     place = torch.bucketize(stated, edges[1:-1].contiguous())
     count = place.bincount(minlength=bins)
     kept = count > 0
@@ -70,7 +70,7 @@ def expected_calibration_error(
         \mathrm{ECE} = \sum_b \frac{n_b}{N} |\text{observed}_b - \text{predicted}_b|
 
     (Guo, Pleiss, Sun and Weinberger, On calibration of modern neural networks, 2017.) Of a
-    calibrated forecast it is about sqrt(bins / N) times 0.4, and not 0: compare with that.
+    calibrated forecast it is not 0, but up to about 0.4 sqrt(bins / N): compare with that.
 
     Args and errors: as for `reliability_curve`.
     """
@@ -160,6 +160,7 @@ def coverage_curve(
         ValueError: the shapes do not fit, there is NaN or inf, or a level is out of its range.
     """
     x, y = _ensemble(draws, truth)
+    levels = [float(level) for level in levels]
     count = x.shape[1]
     most = (count - 1) / (count + 1)
     if not levels or not all(0 < level <= most + 1e-12 for level in levels):
@@ -167,7 +168,7 @@ def coverage_curve(
             f"levels must lie in (0, {most:.4g}], as far as {count} draws reach, got {levels}"
         )
     x = x.sort(1).values
-    level = torch.tensor(list(levels), dtype=torch.float64, device=x.device)
+    level = torch.tensor(levels, dtype=torch.float64, device=x.device)
     low, high = (_between(x, (count + 1) * (1 + sign * level) / 2 - 1) for sign in (-1, 1))
     inside = (low <= y[:, None]) & (y[:, None] <= high)
     return Coverage(level, inside.double().mean(0), (high - low).mean(0))

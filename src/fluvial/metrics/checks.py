@@ -12,17 +12,23 @@ from torch import Tensor
 Values: TypeAlias = Tensor | np.ndarray
 
 
+LARGEST = 1e150
+"""The squares of larger numbers overflow."""
+
+
 def real(name: str, value: Any) -> Values:
-    """``value``, a tensor or array of real numbers.
+    """``value``, a dense tensor or array of real numbers.
 
     Raises:
         TypeError: it is something else.
     """
-    if isinstance(value, np.ndarray) and value.dtype.kind in "fiu":
+    if isinstance(value, np.ndarray) and value.dtype.kind in "fiub":
         return value
-    if isinstance(value, Tensor) and not value.is_complex():
+    if isinstance(value, Tensor) and value.layout == torch.strided and not value.is_complex():
         return value
     got = value.dtype if isinstance(value, (Tensor, np.ndarray)) else type(value).__name__
+    if isinstance(value, Tensor) and value.layout != torch.strided:
+        got = value.layout
     raise TypeError(f"{name} must be a tensor or array of real numbers, got {got}")
 
 
@@ -59,12 +65,18 @@ def float64(name: str, value: Values) -> Tensor:
     """As `wide`.
 
     Raises:
-        ValueError: ``value`` holds NaN or inf.
+        ValueError: ``value`` holds NaN or inf, or a number beyond `LARGEST`.
     """
     result = wide(value)
-    # NaN and inf survive in a sum, which takes no memory
-    if not result.sum().isfinite() and not result.isfinite().all():
-        raise ValueError(f"{name} must be finite, got NaN or inf")
+    if result.numel():
+        low, high = map(float, result.aminmax())  # takes no memory; NaN survives in it
+        if not (math.isfinite(low) and math.isfinite(high)):
+            raise ValueError(f"{name} must be finite, got NaN or inf")
+        if max(-low, high) > LARGEST:
+            raise ValueError(
+                f"{name} must lie within {LARGEST:g} of 0, as larger squares overflow, got values "
+                f"from {low} to {high}"
+            )
     return result
 
 

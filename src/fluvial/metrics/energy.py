@@ -24,7 +24,7 @@ def energy_distance(
 
     with the Euclidean norm: 0 if and only if the laws are equal (Székely and Rizzo, Energy
     statistics: a class of statistics based on distances, 2013). In units of the data, with nothing
-    to choose; it is twice the squared MMD of the kernel -|x - y|. `scipy.stats.energy_distance` is
+    to choose; it is the squared MMD of the kernel -|x - y|. `scipy.stats.energy_distance` is
     the root of the biased estimate in one dimension.
 
     Args:

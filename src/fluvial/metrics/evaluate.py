@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ from fluvial.data.arrays import from_array
 from fluvial.data.format import choices
 from fluvial.data.images import Options
 from fluvial.data.store import Cache
-from fluvial.metrics.bootstrap import Interval, bootstrap_interval
+from fluvial.metrics.bootstrap import Interval, bootstrap_interval, check_resampling
 from fluvial.metrics.classifier_test import classifier_test
 from fluvial.metrics.distances import MEMORY
 from fluvial.metrics.energy import energy_distance
@@ -31,7 +32,7 @@ from fluvial.metrics.mmd import kid, median_distance, mmd
 from fluvial.metrics.neighbours import density_coverage, precision_recall
 from fluvial.metrics.pretrained import EfficientNetLite
 from fluvial.metrics.sliced import sliced_wasserstein
-from fluvial.metrics.wasserstein import wasserstein
+from fluvial.metrics.wasserstein import LIMIT, wasserstein
 
 Source: TypeAlias = str | os.PathLike[str] | Tensor | np.ndarray | DataSet
 
@@ -48,37 +49,46 @@ class Metric(NamedTuple):
     """A row of the table to be.
 
     ``better`` says which values are good: lower, higher, or near a number. ``measure`` takes
-    samples, reference, the bandwidth of a kernel, and bytes of memory.
+    samples, reference, the bandwidth of a kernel, and bytes of memory. No value lies outside of
+    ``span``, to which intervals are cut.
     """
 
     title: str
     better: str
     measure: Callable[[Tensor, Tensor, float, int], float]
+    span: tuple[float, float] = (0.0, math.inf)
+
+
+ANY = (-math.inf, math.inf)
+"""The span of an estimate without bias of what is at least 0."""
+SHARE = (0.0, 1.0)
 
 
 METRICS: dict[str, Metric] = {
     "frechet": Metric("Fréchet distance", "lower", lambda x, y, h, m: frechet_distance(x, y)),
-    "kid": Metric("KID", "lower", lambda x, y, h, m: kid(x, y, memory=m)),
-    "mmd": Metric("MMD^2, Gaussian", "lower", lambda x, y, h, m: mmd(x, y, bandwidth=h, memory=m)),
+    "kid": Metric("KID", "lower", lambda x, y, h, m: kid(x, y, memory=m), ANY),
+    "mmd": Metric(
+        "MMD^2, Gaussian", "lower", lambda x, y, h, m: mmd(x, y, bandwidth=h, memory=m), ANY
+    ),
     "energy": Metric(
-        "energy distance", "lower", lambda x, y, h, m: energy_distance(x, y, memory=m)
+        "energy distance", "lower", lambda x, y, h, m: energy_distance(x, y, memory=m), ANY
     ),
     "sliced": Metric("sliced Wasserstein", "lower", lambda x, y, h, m: sliced_wasserstein(x, y)),
     "wasserstein": Metric("Wasserstein, exact", "lower", lambda x, y, h, m: wasserstein(x, y)),
     "precision": Metric(
-        "precision", "higher", lambda x, y, h, m: precision_recall(x, y, memory=m).precision
+        "precision", "higher", lambda x, y, h, m: precision_recall(x, y, memory=m).precision, SHARE
     ),
     "recall": Metric(
-        "recall", "higher", lambda x, y, h, m: precision_recall(x, y, memory=m).recall
+        "recall", "higher", lambda x, y, h, m: precision_recall(x, y, memory=m).recall, SHARE
     ),
     "density": Metric(
         "density", "near 1", lambda x, y, h, m: density_coverage(x, y, memory=m).density
     ),
     "coverage": Metric(
-        "coverage", "higher", lambda x, y, h, m: density_coverage(x, y, memory=m).coverage
+        "coverage", "higher", lambda x, y, h, m: density_coverage(x, y, memory=m).coverage, SHARE
     ),
     "classifier": Metric(
-        "classifier accuracy", "near 0.5", lambda x, y, h, m: classifier_test(x, y).accuracy
+        "classifier accuracy", "near 0.5", lambda x, y, h, m: classifier_test(x, y).accuracy, SHARE
     ),
 }
 """By the name that `evaluate` takes."""
@@ -179,7 +189,7 @@ def evaluate(
     Two disjoint sets of n real rows are drawn. The first is the reference: the samples, n of them,
     are measured against it, and so is the second, which gives the floor, the value that perfect
     samples would have. n is the largest number that both can give, ``rows`` at most. Intervals
-    are `bootstrap_interval` of method "half".
+    are `bootstrap_interval` of method "half", cut to the values that a metric can have.
 
     Images are measured in features: by default in the principal components of their pixels, which
     are fitted to the reference and see colour and rough shape; for photographs name an extractor.
@@ -197,7 +207,8 @@ def evaluate(
             sees what a model sees: images in [-1, 1], other numbers standardised.
         rows: n at most; None for all. The time of most metrics grows with the square.
         size, channels: what images are brought to, as `fluvial.data.read` does.
-        label: where labels are in both, as for `fluvial.data.read`; they are not used.
+        label: where labels are, as for `fluvial.data.read`, in both or in the one that has them;
+            they are not used.
         level: nominal coverage of the intervals.
         resamples: for each interval.
         seed: of the rows, the resampling and the directions.
@@ -217,14 +228,17 @@ def evaluate(
         raise ValueError(
             f"features must be pixels, efficientnet-lite0 or a function, got {features!r}"
         )
+    metrics = [metrics] if isinstance(metrics, str) else metrics
+    if metrics is not None and not metrics:
+        raise ValueError("metrics must name at least one, or be None for those that fit")
     for name in metrics or ():
         if name not in METRICS:
             raise ValueError(f"metrics: there is no {name!r}; {choices(name, list(METRICS))}")
     if rows is not None and rows < FEWEST:
         raise ValueError(f"rows must be at least {FEWEST}, got {rows}")
-    reading = {"size": size, "channels": channels, "label": label, "cache": cache}
-    drawn = _read("samples", samples, progress=progress, **reading)
-    real = _read("against", against, progress=progress, **reading)
+    check_resampling(resamples, level, seed)
+    reading = {"size": size, "channels": channels, "cache": cache, "progress": progress}
+    drawn, real = _read_both({"samples": samples, "against": against}, label, reading)
     drawn_x = _matched(drawn, real)
 
     count = min(len(drawn_x), len(real) // 2, rows or len(drawn_x))
@@ -247,9 +261,13 @@ def evaluate(
     (x, reference, floor), words = _features(encoded, features, real)
     if metrics is None:
         metrics = IMAGES if real.format.kind == "images" else ROWS
-    bandwidth = 0.0
-    if "mmd" in metrics:
-        bandwidth = median_distance(reference[::2], reference[1::2])
+    metrics = list(dict.fromkeys(metrics))
+    if "wasserstein" in metrics and x.shape[1] > 1 and count > LIMIT:
+        raise ValueError(
+            f"metrics: wasserstein takes {LIMIT:,} rows at most, got {count:,}: give rows={LIMIT}, "
+            "or take sliced"
+        )
+    bandwidth = _bandwidth(reference) if "mmd" in metrics else 0.0
     measured = []
     for name in tqdm(metrics, desc="metrics", disable=not progress):
         intervals = [
@@ -274,8 +292,11 @@ def _interval(
     if name == "classifier":  # the rows held out are what is uncertain: nothing is trained anew
         correct = classifier_test(x, reference, seed=seed).correct
         return bootstrap_interval(np.mean, correct, method="percentile", **settings)
-    statistic = partial(_call, METRICS[name].measure, bandwidth, memory)
-    return bootstrap_interval(statistic, x, reference, method="half", **settings)
+    metric = METRICS[name]
+    statistic = partial(_call, metric.measure, bandwidth, memory)
+    found = bootstrap_interval(statistic, x, reference, method="half", **settings)
+    least, most = metric.span
+    return Interval(found.estimate, max(found.low, least), min(found.high, most))
 
 
 def _call(
@@ -288,7 +309,36 @@ def _call(
     return measure(x, y, bandwidth, memory)
 
 
-def _read(name: str, source: Any, *, progress: bool, **settings: Any) -> DataSet:
+def _bandwidth(reference: Tensor) -> float:
+    try:
+        return median_distance(reference[::2], reference[1::2])
+    except ValueError:
+        raise ValueError(
+            "metrics: mmd has no bandwidth, as most rows of against are equal: leave it out"
+        ) from None
+
+
+def _read_both(
+    sources: dict[str, Any], label: str | None, settings: dict[str, Any]
+) -> tuple[DataSet, DataSet]:
+    """Samples and data, of which one may be without labels."""
+    found: list[DataSet] = []
+    refused: list[ValueError] = []
+    for name, source in sources.items():
+        try:
+            found.append(_read(name, source, label=label, **settings))
+        except ValueError as error:
+            if label is None or refused:
+                raise (refused or [error])[0] from None
+            refused.append(error)
+            try:
+                found.append(_read(name, source, label=None, **settings))
+            except ValueError:
+                raise error from None
+    return found[0], found[1]
+
+
+def _read(name: str, source: Any, **settings: Any) -> DataSet:
     if isinstance(source, DataSet):
         return source
     if isinstance(source, (str, os.PathLike)):
@@ -298,9 +348,21 @@ def _read(name: str, source: Any, *, progress: bool, **settings: Any) -> DataSet
                 f"{name}: {path} is one picture; many samples in one picture cannot be told apart "
                 "again: give a folder with one image each, or an .npz or .npy file"
             )
-        return read(source, progress=progress, **settings)
+        if (path / "run.json").is_file() or path.suffix == ".safetensors":
+            raise ValueError(
+                f"{name}: {path} is a trained model: draw samples of it first, by "
+                f"`fluvial sample {path} --n 1000 --out FILE`"
+            )
+        try:
+            return read(source, **settings)
+        except FileNotFoundError as error:
+            raise FileNotFoundError(f"{name}: {error}") from error
+        except ValueError as error:
+            raise ValueError(f"{name}: {error}") from error
     if isinstance(source, Tensor):
-        source = source.detach().cpu().numpy()
+        source = source.detach().cpu()
+        # which NumPy does not have
+        source = (source.float() if source.dtype == torch.bfloat16 else source).numpy()
     if not isinstance(source, np.ndarray):
         raise TypeError(
             f"{name} must be a path, a tensor, an array or a DataSet, got {type(source).__name__}"
@@ -332,8 +394,13 @@ def _matched(samples: DataSet, real: DataSet) -> Tensor:
                 "labels is named by label)"
             )
         x = x[:, [have.index(column) for column in want]]
-    if tuple(x.shape[1:]) != real.format.shape:
-        hint = ": give size and channels to bring them to one" if kind == "images" else ""
+    shape, wanted = tuple(x.shape[1:]), real.format.shape
+    if shape != wanted:
+        hint = ""
+        if kind == "images":
+            needed = [f"channels={wanted[0]}"] * (shape[0] != wanted[0])
+            needed += [f"size={wanted[1:]}"] * (shape[1:] != wanted[1:])
+            hint = f": give {' and '.join(needed)}"
         raise ValueError(f"samples are {_described(samples)} and against {_described(real)}{hint}")
     return x
 
@@ -384,6 +451,8 @@ def _features(
     images = real.format.kind == "images"
     if callable(features):
         found = [extract(features, part) for part in parts]
+        if not all(bool(part.isfinite().all()) for part in found):
+            raise ValueError("features must be finite, got NaN or inf")
         return found, f"{found[0].shape[1]:,}, of the function given"
     if not images:
         if features is not None:

@@ -87,7 +87,8 @@ def mmd(
     Raises:
         TypeError, ValueError: ``a`` or ``b`` is not a finite real matrix with at least 2 rows, the
             columns differ, a bandwidth is not positive or given for a kernel that has one, there
-            is no kernel of this name, the kernel gives NaN, or the median distance is 0.
+            is no kernel of this name, the kernel gives NaN or another shape than (n, m), or the
+            median distance is 0.
     """
     x, y = pair(a, b)
     if isinstance(kernel, str):
@@ -97,8 +98,7 @@ def mmd(
             )
         if bandwidth is None:
             bandwidth = median_distance(x, y)
-        several = bandwidth if isinstance(bandwidth, Sequence) else (bandwidth,)
-        kernel = KERNELS[kernel](*several)
+        kernel = KERNELS[kernel](*map(float, np.ravel(bandwidth)))
         x, y = centred(x, y)
     elif bandwidth is not None:
         raise ValueError("bandwidth is for a kernel given by name: this one has its own")
@@ -222,7 +222,13 @@ def _mean(
     total = torch.zeros((), dtype=torch.float64, device=x.device)
     for rows, across in tiles(len(x), len(other), memory):
         for columns in across:
-            values = kernel(x[rows], other[columns])
+            u, v = x[rows], other[columns]
+            values = kernel(u, v)
+            if values.shape != (len(u), len(v)):
+                raise ValueError(
+                    f"kernel must give shape ({len(u)}, {len(v)}) for {len(u)} and {len(v)} rows, "
+                    f"got {tuple(values.shape)}"
+                )
             total += values.sum(dtype=torch.float64)
             if unbiased:
                 total -= values.diagonal(rows.start - columns.start).sum(dtype=torch.float64)

@@ -8,7 +8,7 @@ from copy import copy
 import torch
 from torch import Tensor
 
-from fluvial.metrics.checks import Values, float64, matrix, rows_of, same_columns
+from fluvial.metrics.checks import Values, float64, matrix, real, rows_of, same_columns
 
 ERROR = 1e-10
 """Of the root of a covariance, relative to its norm: what adding up products may cost."""
@@ -93,7 +93,7 @@ class Moments:
         spread = matrix("covariance", covariance, least=1)
         if spread.shape[0] != spread.shape[1]:
             raise ValueError(f"covariance must have shape (D, D), got {tuple(spread.shape)}")
-        centre = matrix("mean", mean[None], least=1)[0].to(spread.device)
+        centre = float64("mean", real("mean", mean)).to(spread.device)
         if centre.shape != spread.shape[:1]:
             raise ValueError(
                 f"mean must have shape ({len(spread)},) as covariance has {len(spread)} rows, "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Literal, TypeAlias, get_args
 
 import torch
@@ -81,7 +82,7 @@ def ssim(
     size = {"gaussian": 11, "uniform": 7}[window] if size is None else size
     if size < 3 or size % 2 == 0:
         raise ValueError(f"size must be odd and at least 3, got {size}")
-    if k1 < 0 or k2 < 0:
+    if not (0 <= k1 < math.inf and 0 <= k2 < math.inf):
         raise ValueError(f"k1 and k2 must not be negative, got {k1} and {k2}")
     x, y, dtype = _both(images, target, data_range)
     if x.ndim != 4 or min(x.shape[2:]) < size:
@@ -134,8 +135,8 @@ def _both(images: Tensor, target: Tensor, data_range: float) -> tuple[Tensor, Te
             "images and target must have the same shape (N, ...), with no dimension of 0, got "
             f"{tuple(images.shape)} and {tuple(target.shape)}"
         )
-    if not data_range > 0:
-        raise ValueError(f"data_range must be positive, got {data_range}")
+    if not 0 < data_range < math.inf:
+        raise ValueError(f"data_range must be positive and finite, got {data_range}")
     wide = torch.float32 if images.device.type == "mps" else torch.float64
     dtype = images.dtype if images.is_floating_point() else wide
     return images.to(wide), target.to(images.device, wide), dtype

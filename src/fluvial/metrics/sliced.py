@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fluvial.core.noise import KeyedNoise
 from fluvial.metrics.checks import check_order, pair
-from fluvial.metrics.wasserstein import quantile_distances
+from fluvial.metrics.wasserstein import quantile_distances, quantile_power
 
 CHUNK = 2**25
 """Projections, rows times directions, that are sorted at a time."""
@@ -58,8 +58,9 @@ def sliced_wasserstein(
     """
     x, y = pair(a, b, least=1)
     check_order(p)
-    powers = _along(x, y, directions(x.shape[1], projections, seed).to(x.device), p)
-    return float(powers.mean() ** (1 / p))
+    along = _along(x, y, _directions(x, projections, seed), p)
+    largest = float(along.max())  # powers of numbers up to 1 do not overflow
+    return largest * float((along / largest).pow(p).mean() ** (1 / p)) if largest else 0.0
 
 
 def max_sliced_wasserstein(
@@ -93,12 +94,14 @@ def max_sliced_wasserstein(
     check_order(p)
     if steps < 0:
         raise ValueError(f"steps must not be negative, got {steps}")
-    starts = directions(x.shape[1], projections, seed).to(x.device)
-    powers = _along(x, y, starts, p)
-    best, unit, rate = powers.max(), starts[powers.argmax()], 1.0
+    starts = _directions(x, projections, seed)
+    along = _along(x, y, starts, p)
+    best, unit, rate = along.max(), starts[along.argmax()], 1.0
+    if not best:
+        return 0.0
     for _ in range(steps):
         unit = unit.detach().requires_grad_()
-        value = quantile_distances(x @ unit[:, None], y @ unit[:, None], p)[0]
+        value = quantile_power(x @ unit[:, None] / best, y @ unit[:, None] / best, p)[0]
         (slope,) = torch.autograd.grad(value, unit)
         with torch.no_grad():
             slope -= (slope @ unit) * unit
@@ -109,10 +112,16 @@ def max_sliced_wasserstein(
             best, unit, rate = reached, ahead, min(1.0, 2 * rate)
         else:
             rate /= 4
-    return float(best ** (1 / p))
+    return float(best)
+
+
+def _directions(x: Tensor, projections: int, seed: int) -> Tensor:
+    if projections < 1:
+        raise ValueError(f"projections must be at least 1, got {projections}")
+    return directions(x.shape[1], projections, seed).to(x.device)
 
 
 def _along(x: Tensor, y: Tensor, units: Tensor, p: float) -> Tensor:
-    """W_p^p along each direction, (count,)."""
+    """W_p along each direction, (count,)."""
     parts = units.split(max(1, CHUNK // (len(x) + len(y))))
     return torch.cat([quantile_distances(x @ u.T, y @ u.T, p) for u in parts])

@@ -44,7 +44,7 @@ def wasserstein(
     x, y = pair(a, b, least=1)
     check_order(p)
     if x.shape[1] == 1:
-        return float(quantile_distances(x, y, p)[0] ** (1 / p))
+        return float(quantile_distances(x, y, p)[0])
     if max(len(x), len(y)) > limit:
         raise ValueError(
             f"a and b must have at most {limit} rows for the exact distance, got {len(x)} and "
@@ -68,16 +68,30 @@ def wasserstein(
 
 
 def quantile_distances(x: Tensor, y: Tensor, p: float) -> Tensor:
-    r"""W_p^p of every column, (D,), in closed form.
+    r"""W_p of every column, (D,), in closed form.
 
     .. math::
         W_p^p = \int_0^1 |F^{-1}(q) - G^{-1}(q)|^p\,dq
 
-    Differentiable in ``x`` and ``y``, floating point, (N, D) and (M, D).
     """
+    gaps, weights = _gaps(x, y)
+    # powers of numbers up to 1: none overflows, and the largest does not vanish
+    largest = gaps.amax(0)
+    unit = torch.where(largest > 0, largest, 1)
+    return unit * (weights @ (gaps / unit).pow(p)).pow(1 / p)
+
+
+def quantile_power(x: Tensor, y: Tensor, p: float) -> Tensor:
+    """W_p^p of every column, (D,), differentiable in ``x`` and ``y``, (N, D) and (M, D)."""
+    gaps, weights = _gaps(x, y)
+    return weights @ gaps.pow(p)
+
+
+def _gaps(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """|F^-1 - G^-1| where it is constant, (K, D), and the lengths of these pieces, (K,)."""
     x, y = x.sort(0).values, y.sort(0).values
     if len(x) == len(y):
-        return (x - y).abs().pow(p).mean(0)
+        return (x - y).abs(), x.new_full((len(x),), 1 / len(x))
     # both quantile functions are steps: between two neighbours of this grid, in units of 1 / N M,
     # both are constant
     count, other = len(x), len(y)
@@ -88,9 +102,8 @@ def quantile_distances(x: Tensor, y: Tensor, p: float) -> Tensor:
         ]
     ).unique()
     starts = torch.cat([ends.new_zeros(1), ends[:-1]])
-    gap = (x[starts // other] - y[starts // count]).abs().pow(p)
     weights = (ends - starts).to(x.dtype) / (count * other)
-    return weights @ gap
+    return (x[starts // other] - y[starts // count]).abs(), weights
 
 
 def gaussian_wasserstein(

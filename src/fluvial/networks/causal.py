@@ -20,6 +20,7 @@ from fluvial.networks.layers import (
     check_heads,
     initialise,
     linear,
+    look_up,
     recompute,
     rotate,
 )
@@ -137,7 +138,7 @@ class CausalTransformer(nn.Module):
         length = cache_length(past)
         if past and len(past["keys.0"]) != len(x):
             raise ValueError(f"x has {len(x)} rows, the cache {len(past['keys.0'])}")
-        z = self.embed(x)
+        z = look_up("x", self.embed, x)
         real = _real(x, mask, length, past.get("mask"))
         cos, sin = self._angles(length, x.shape[1], z)
         c, allowed = self._level(x, t, z), _allowed(x, length, real)

@@ -137,7 +137,7 @@ class ContextTransformer(nn.Module):
         tokens = []
         for name, count in self.counts.items():
             if name == "label":
-                token = self.label(label, len(x))  # type: ignore[misc]
+                token = self.label(label, x)  # type: ignore[misc]
             else:
                 token = self.scalars[name](values[name])
             tokens.append(token[:, None].expand(-1, count, -1))

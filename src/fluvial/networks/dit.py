@@ -72,11 +72,13 @@ class DiT(Conditioned):
     ) -> None:
         super().__init__()
         check_heads(width, heads)
-        if width % 4 or depth < 1 or min(num_classes, vector, context) < 0:
+        counts = min(num_classes, vector, context)
+        if width % 4 or depth < 1 or counts < 0 or int(mlp_ratio * width) < 1:
             raise ValueError(
-                "need width a multiple of 4, depth >= 1, num_classes, vector and context >= 0, got "
-                f"width={width}, depth={depth}, num_classes={num_classes}, vector={vector}, "
-                f"context={context}"
+                "need width a multiple of 4, depth >= 1, num_classes, vector and context >= 0 and "
+                f"mlp_ratio * width >= 1, got width={width}, depth={depth}, "
+                f"num_classes={num_classes}, vector={vector}, context={context}, "
+                f"mlp_ratio={mlp_ratio}"
             )
         self.args = {
             "size": size,
@@ -129,6 +131,7 @@ class DiT(Conditioned):
             context_mask: (batch, n) bool, True for the tokens to look at; all by default. A row
                 without any is a row without context.
         """
+        z = self.embed(self.patches(x)) + self.positions
         c = self.condition(x, t, h, label, vector)
         if self.context is not None:
             tokens, seen = self.context(context, context_mask, c)
@@ -136,7 +139,6 @@ class DiT(Conditioned):
             raise ValueError("context given to a network with context=0")
         else:
             tokens = seen = None
-        z = self.embed(self.patches(x)) + self.positions
         z = through(self.blocks, z, c, tokens, seen, checkpoint=self.checkpoint)
         shift, scale = self.modulation(c)[:, None].chunk(2, dim=-1)
         return self.patches.join(self.out(layer_norm(z) * (1 + scale) + shift))
@@ -208,10 +210,10 @@ class _CrossAttention(nn.Module):
 
     def forward(self, z: Tensor, context: Tensor, mask: Tensor) -> Tensor:
         batch, tokens, width = z.shape
-        q = self.q(z).reshape(batch, tokens, self.heads, -1).transpose(1, 2)
+        q = self.q(z).reshape(batch, tokens, self.heads, width // self.heads).transpose(1, 2)
         k, v = (
             self.kv(context)
-            .reshape(batch, -1, 2, self.heads, width // self.heads)
+            .reshape(batch, context.shape[1], 2, self.heads, width // self.heads)
             .permute(2, 0, 3, 1, 4)
         )
         mixed = functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)

@@ -18,7 +18,7 @@ from torch.nn.utils import skip_init
 from torch.utils.checkpoint import checkpoint
 
 from fluvial.core.noise import KeyedNoise
-from fluvial.core.protocols import per_row
+from fluvial.core.protocols import class_per_row, per_row
 
 T = TypeVar("T")
 Start: TypeAlias = Literal["xavier", "small", "zero"]
@@ -201,6 +201,17 @@ class Patches(nn.Module):
         return split.permute(0, 3, 1, 4, 2, 5).reshape(len(tokens), *self.shape)
 
 
+def look_up(name: str, table: nn.Embedding, index: Tensor) -> Tensor:
+    """Rows of a table; on the CPU a `ValueError` where there is no such row."""
+    try:
+        return table(index.long())
+    except IndexError:
+        raise ValueError(
+            f"{name} must lie in 0 .. {table.num_embeddings - 1}, got values from "
+            f"{int(index.min())} to {int(index.max())}"
+        ) from None
+
+
 class LabelEmbedding(nn.Module):
     """One vector a class and one, the last, for "no label"."""
 
@@ -209,10 +220,11 @@ class LabelEmbedding(nn.Module):
         self.num_classes = num_classes
         self.table = skip_init(nn.Embedding, num_classes + 1, width)
 
-    def forward(self, label: Tensor | None, batch: int) -> Tensor:
+    def forward(self, label: Tensor | None, x: Tensor) -> Tensor:
+        """(batch, width) for a ``label`` () or (batch,), of which ``num_classes`` means none."""
         if label is None:
-            return self.table.weight[self.num_classes].expand(batch, -1)
-        return self.table(label)
+            return self.table.weight[self.num_classes].expand(len(x), -1)
+        return look_up("label", self.table, class_per_row(label, x))
 
 
 class Conditioned(nn.Module):
@@ -248,7 +260,7 @@ class Conditioned(nn.Module):
         h = torch.zeros_like(t) if h is None else per_row(h, x)
         c = self.time(t) + self.interval(h)
         if self.label is not None:
-            c = c + self.label(label, len(x))
+            c = c + self.label(label, x)
         elif label is not None:
             raise ValueError("label given to a network with num_classes=0")
         if self.vector is not None:
@@ -266,10 +278,10 @@ class Conditioned(nn.Module):
 
 def attend(qkv: Tensor, heads: int) -> Tensor:
     """Self-attention of (batch, tokens, 3 width), queries, keys and values of all heads."""
-    batch, tokens, _ = qkv.shape
-    q, k, v = qkv.reshape(batch, tokens, 3, heads, -1).permute(2, 0, 3, 1, 4)
+    batch, tokens, width = qkv.shape[0], qkv.shape[1], qkv.shape[2] // 3
+    q, k, v = qkv.reshape(batch, tokens, 3, heads, width // heads).permute(2, 0, 3, 1, 4)
     mixed = functional.scaled_dot_product_attention(q, k, v)
-    return mixed.transpose(1, 2).reshape(batch, tokens, -1)
+    return mixed.transpose(1, 2).reshape(batch, tokens, width)
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

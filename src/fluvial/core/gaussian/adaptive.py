@@ -32,7 +32,8 @@ def integrate(
 
     Generates where ``t_to`` < ``t_from``, encodes where it is larger. The error of a step is held
     below atol + rtol |x|, in root mean square over the batch; so the steps, and the last digits of
-    a row, depend on its batch. Gradients flow through the solver.
+    a row, depend on its batch. Gradients flow through the solver. States and times are summed up in
+    float32 at least; the field sees the dtype of ``x``.
 
     A field that predicts no velocity leaves it undetermined at t = 0 and, if it predicts noise or
     score, where alpha = 0. At such an end the last stretch, or the first, is one step with frozen
@@ -67,7 +68,7 @@ def integrate(
         raise ValueError(f"rtol and atol must be positive and finite, got {rtol} and {atol}")
     if method not in METHODS:
         raise ValueError(f"method must be one of {', '.join(METHODS)}, got {method!r}")
-    if t_from == t_to:
+    if t_from == t_to or not x.numel():
         return x, 0
     evaluations = 0
 
@@ -88,9 +89,11 @@ def integrate(
         x = frozen(x, t_from, begin)
     low, high = min(begin, end), max(begin, end)
 
+    dtype = x.dtype
+
     def velocity(t: Tensor, x: Tensor) -> Tensor:
         # torchdiffeq rounds t to the dtype of x and moves it by the last bit
-        return guess(x, min(max(float(t), low), high)).velocity
+        return guess(x.to(dtype), min(max(float(t), low), high)).velocity.to(x.dtype)
 
     times = torch.tensor([begin, end], dtype=torch.float64, device=x.device)
     options = {
@@ -99,11 +102,18 @@ def integrate(
     }
     try:
         x = torchdiffeq.odeint(
-            velocity, x, times, rtol=rtol, atol=atol, method=method, options=options
-        )[1]
+            velocity,
+            x.to(torch.promote_types(dtype, torch.float32)),
+            times,
+            rtol=rtol,
+            atol=atol,
+            method=method,
+            options=options,
+        )[1].to(dtype)
     except AssertionError as error:
+        reason = str(error).partition(": tensor")[0]
         raise ValueError(
-            f"{method} got stuck between t_from = {t_from} and t_to = {t_to}: {error}"
+            f"{method} got stuck between t_from = {t_from} and t_to = {t_to}: {reason}"
         ) from error
     if end != t_to:
         x = frozen(x, end, t_to)

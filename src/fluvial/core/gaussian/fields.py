@@ -34,11 +34,22 @@ KINDS = ("clean", "noise", "velocity", "score")
 
 
 def predict(field: Field, x: Tensor, t: Tensor, **cond: Any) -> tuple[str, Tensor]:
-    """(kind, value) of a field at (x, t); a mean velocity is asked for u(x, t, t), its limit v."""
+    """(kind, value) of a field at (x, t); a mean velocity is asked for u(x, t, t), its limit v.
+
+    Raises:
+        TypeError: ``x`` is not floating.
+        ValueError: an unknown kind, or a value of another shape than ``x``, which would broadcast.
+    """
+    if not x.is_floating_point():
+        raise TypeError(f"x must be floating, got {x.dtype}")
     if field.predicts == "mean_velocity":
-        return "velocity", field(x, t, **{**cond, "s": t})
-    _check(field.predicts)
-    return field.predicts, field(x, t, **cond)
+        kind, value = "velocity", field(x, t, **{**cond, "s": t})
+    else:
+        kind = _check(field.predicts)
+        value = field(x, t, **cond)
+    if value.shape != x.shape:
+        raise ValueError(f"the field returned {tuple(value.shape)} for x of {tuple(x.shape)}")
+    return kind, value.to(x.dtype)  # under autocast a network returns another
 
 
 def ends(
@@ -229,8 +240,8 @@ def predicted(x: Tensor, run: Run) -> Prediction:
 
 
 def alpha_sigma(path: Any, t: Tensor, cond: Mapping[str, Any]) -> tuple[float, float] | None:
-    """(alpha, sigma) at t of shape (), or None on a path without one of each for all rows."""
-    if getattr(type(path), "marginal", None) is AlphaSigmaPath.marginal:
+    """(alpha, sigma) at t, or None where there is not one of each for all rows."""
+    if t.ndim == 0 and getattr(type(path), "marginal", None) is AlphaSigmaPath.marginal:
         return numbers(path, float(t))
     return _numbers(path.marginal(t, **cond))
 

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from fluvial.core.gaussian.fields import convert
+from fluvial.core.gaussian.paths import AlphaSigmaPath
 from fluvial.core.protocols import Field, GaussianPath, Noise, batch_size
 from fluvial.core.time import check_pairs
 
@@ -41,7 +42,8 @@ def log_likelihood(
 ) -> Tensor:
     """log p(x) in nats, one a row: exact up to the integration, or unbiased up to it.
 
-    Call under ``torch.no_grad()`` where no gradient is wanted.
+    Computed and returned in float32 at least; the field sees the dtype of ``x``. Call under
+    ``torch.no_grad()`` where no gradient is wanted.
 
     Args:
         x: (batch, *event), floating: data at the time ``start``.
@@ -59,8 +61,8 @@ def log_likelihood(
         start: where the velocity diverges at t = 0, as on variance-preserving paths unless the
             field was made for it, a small time such as 1e-5; the density is then that of x_start.
         tolerance: absolute and relative, on the worst row of a batch.
-        source: x_1 -> log p_1(x_1), (batch,); by default the path's source with noise level L of
-            ``path.marginal(1)``, N(0, L L^T).
+        source: x_1 -> log p_1(x_1), (batch,); by default that of the path's source, on a path of
+            matrices N(0, L L^T) with the noise level L of ``path.marginal(1)``.
         **cond: passed on to the field.
 
     Raises:
@@ -86,14 +88,17 @@ def log_likelihood(
         if not bool((pairs[:, 1] > pairs[:, 0]).all()) or pairs[-1, 1] != 1:
             raise ValueError(f"pairs must rise to 1, got {pairs.tolist()}")
 
-    velocity = convert(field, "velocity", path)
+    velocity, dtype = convert(field, "velocity", path), x.dtype
+    x = x.to(torch.promote_types(dtype, torch.float32))
     directions = _unit_vectors(x) if noise is None else _probes(x, noise, probes, law)
     count = 1 if noise is None else probes
 
     def derivative(x: Tensor, t: Tensor) -> tuple[Tensor, Tensor]:
-        value, pull = cast(Any, torch.func.vjp(lambda x: velocity(x, t, **cond), x))
+        value, pull = cast(
+            Any, torch.func.vjp(lambda x: velocity(x.to(dtype), t, **cond).to(x.dtype), x)
+        )
         # a loop, and not vmap, under which fused attention has no backward pass
-        forms = [(pull(z)[0] * z).flatten(1).sum(1) for z in directions]
+        forms = [_sums(pull(z)[0] * z) for z in directions]
         return value, torch.stack(forms).sum(0) / count
 
     if pairs is None:
@@ -142,6 +147,11 @@ def _check_bin(bin: float) -> None:
         raise ValueError(f"bin must be positive and finite, got {bin}")
 
 
+def _sums(x: Tensor) -> Tensor:
+    """Over the coordinates of every row, also where an event is one number."""
+    return x.unsqueeze(1).flatten(1).sum(1)
+
+
 def _unit_vectors(x: Tensor) -> Tensor:
     """(d, batch, *event): coordinate i of every row at once, as rows do not interact."""
     size = math.prod(x.shape[1:])
@@ -163,10 +173,13 @@ def _probes(x: Tensor, noise: Noise, probes: int, law: str) -> Tensor:
 
 
 def _source(path: GaussianPath) -> Callable[[Tensor], Tensor]:
-    level = path.marginal(torch.ones((), dtype=torch.float64))[1]
+    if isinstance(path, AlphaSigmaPath):
+        level: Any = path.source_level
+    else:
+        level = path.marginal(torch.ones((), dtype=torch.float64))[1]
 
     def log_density(x: Tensor) -> Tensor:
-        squares = level.solve(x).flatten(1).square().sum(1)
+        squares = _sums(level.solve(x).square())
         size = math.prod(x.shape[1:])
         return -0.5 * (squares + size * math.log(2 * math.pi)) - level.logdet(x)
 
@@ -194,7 +207,8 @@ def _adaptive(
     def worst_row(state: tuple[Tensor, Tensor]) -> Tensor:
         """Or else a row's error would be hidden by those of its batch."""
         x, change = state
-        return torch.maximum(x.flatten(1).square().mean(1).sqrt().amax(), change.abs().amax())
+        per_row = x.unsqueeze(1).flatten(1).square().mean(1)
+        return torch.maximum(per_row.sqrt().amax(), change.abs().amax())
 
     ends, changes = odeint(
         lambda t, state: derivative(state[0], t),

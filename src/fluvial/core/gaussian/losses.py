@@ -203,7 +203,7 @@ class Matching(Objective):
             raise ValueError(
                 f"the network returned {tuple(prediction.shape)} for x of {tuple(target.shape)}"
             )
-        error = (prediction - target).square().flatten(1).mean(1)
+        error = (prediction - target).square().unsqueeze(1).flatten(1).mean(1)
         factor = self._factor(t.double())
         weight = 1.0 if self.weight is None else self.weight(t.double(), self.path)
         loss = error * torch.as_tensor(factor * weight).to(error)

@@ -54,7 +54,7 @@ class AlphaSigmaPath(ABC):
 
     def source(self, like: Tensor, noise: Noise, **cond: Any) -> Tensor:
         """x_1 ~ N(0, sigma(1)^2 I), shaped as ``like``."""
-        return self._end @ noise.normal(like, "source")
+        return self.source_level @ noise.normal(like, "source")
 
     def sample(
         self, x0: Tensor, t: Tensor, noise: Noise, x1: Tensor | None = None, **cond: Any
@@ -64,11 +64,11 @@ class AlphaSigmaPath(ABC):
             raise TypeError(f"x0 must be floating, got {x0.dtype}")
         if x1 is None:
             eps = noise.normal(x0, "source")
-            x1 = self._end @ eps
+            x1 = self.source_level @ eps
         elif x1.shape != x0.shape:
             raise ValueError(f"x1 has shape {tuple(x1.shape)}, x0 {tuple(x0.shape)}")
         else:
-            eps = self._end.solve(x1)
+            eps = self.source_level.solve(x1)
         scale, level = self.marginal(t)
         x = scale @ x0 + level @ eps
 
@@ -128,8 +128,8 @@ class AlphaSigmaPath(ABC):
         return Scalar(drift), Scalar(diffusion)
 
     @property
-    def _end(self) -> Scalar:
-        """sigma(1)."""
+    def source_level(self) -> Scalar:
+        """Of x_1 = level @ eps: sigma(1)."""
         return Scalar(self.sigma(torch.ones((), dtype=torch.float64)))
 
     def _correlation(self, t: Tensor, s: Tensor) -> tuple[Tensor, Tensor]:

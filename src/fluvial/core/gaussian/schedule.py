@@ -267,10 +267,11 @@ def _levels(path: AlphaSigmaPath, level_max: float | None, level_min: float) -> 
     end = float(path.sigma(one) / path.alpha(one))
     if level_max is None:
         level_max = min(80.0, end)
-    if not 0 < level_min < level_max <= end * (1 + 1e-9):
+    # a hair more is the end too: VE(0.01, 50) ends at sqrt(50^2 - 0.01^2)
+    if not 0 < level_min < level_max <= end * (1 + 1e-6):
         raise ValueError(
-            f"need 0 < level_min < level_max <= {end:g}, the level at which {type(path).__name__} "
-            f"ends, got {level_min} and {level_max}"
+            f"need 0 < level_min < level_max <= {end:.7g}, the level at which "
+            f"{type(path).__name__} ends, got {level_min} and {level_max}"
         )
     return level_max, level_min
 

@@ -58,14 +58,18 @@ class Inpainting(Steering):
         mask: bool, broadcasts against ``known``; True where known.
 
     Raises:
-        TypeError: ``mask`` is not bool.
-        ValueError: the shapes do not broadcast, or a known value is not finite.
+        TypeError: ``mask`` is not bool, or either is not a tensor.
+        ValueError: the shapes do not broadcast, or a known value is not finite; in a call, a state
+            of another shape than ``known``.
     """
 
     known: Tensor
     mask: Tensor
 
     def __post_init__(self) -> None:
+        for name, value in (("known", self.known), ("mask", self.mask)):
+            if not isinstance(value, Tensor):
+                raise TypeError(f"{name} must be a tensor, got {type(value).__name__}")
         if self.mask.dtype != torch.bool:
             raise TypeError(f"mask must be bool, got {self.mask.dtype}")
         try:
@@ -82,4 +86,10 @@ class Inpainting(Steering):
 
     def end(self, x0: State, aim: Any) -> State:
         x0 = cast(Tensor, x0)
+        shape = self.known.shape
+        if shape[1:] != x0.shape[1:] or shape[0] not in (1, len(x0)):
+            raise ValueError(
+                f"known must have the shape of the state, {tuple(x0.shape)}, or one row, "
+                f"got {tuple(shape)}"
+            )
         return torch.where(self.mask.to(x0.device), self.known.to(x0), x0)

@@ -1,24 +1,25 @@
 """Linear inverse problems y = A x_0 + n without training: the posterior of a prior that is a field.
 
-An operator is any object with ``A(x)``, ``A_adjoint(y)`` and ``A_dagger(y)``: a linear map of rows,
-its adjoint and its pseudo-inverse. ``y`` holds one measurement a row, or one for all rows. To guide
-by conditions too, bend the field first: ``ClassifierFree(2.0).bend(field)``.
+An operator is any `LinearOperator`, such as those of `fluvial.core.operators`. ``y`` holds one
+measurement a row, or one for all rows. To guide by conditions too, bend the field first:
+``ClassifierFree(2.0).bend(field)``.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from fluvial.core.gaussian.fields import ends, predict
 from fluvial.core.gaussian.paths import AlphaSigmaPath
-from fluvial.core.protocols import GaussianPath, Run, State, Steering, left_broadcast
+from fluvial.core.operators.iterative import conjugate_gradients as _conjugate_gradients
+from fluvial.core.protocols import GaussianPath, LinearOperator, Run, State, Steering
 from fluvial.core.steering.rewards import (
+    WITHOUT_GRADIENT,
     Differentiable,
     GradientSteering,
     check_std,
@@ -26,12 +27,6 @@ from fluvial.core.steering.rewards import (
     isotropic_variance,
 )
 from fluvial.core.time import check_pairs, grid_pairs
-
-
-class LinearOperator(Protocol):
-    def A(self, x: Tensor) -> Tensor: ...
-    def A_adjoint(self, y: Tensor) -> Tensor: ...
-    def A_dagger(self, y: Tensor) -> Tensor: ...
 
 
 @dataclass
@@ -93,11 +88,15 @@ class DPS(GradientSteering):
         if not isinstance(field, Differentiable) or field.last is None:
             raise ValueError("DPS without obs_noise needs a sampler that calls the field it bent")
         _, t, leaf, value = field.last
+        if not value.requires_grad:
+            raise ValueError(WITHOUT_GRADIENT)
         with torch.enable_grad():
             path = cast(GaussianPath, run.path)
             guess, _ = ends(field.predicts, value, leaf, t, path, **run.cond)
             # the gradient of a norm is 0 / 0 at 0
-            squares = _residual(self.operator, self.y, guess).flatten(1).square().sum(1)
+            squares = (
+                _residual(self.operator, self.y, guess).square().unsqueeze(1).flatten(1).sum(1)
+            )
             length = squares.clamp(min=torch.finfo(squares.dtype).tiny).sqrt()
             (gradient,) = torch.autograd.grad(length.sum(), leaf)
         return cast(Tensor, x) - self.scale * gradient, aim, None
@@ -319,8 +318,11 @@ def resampled(pairs: Tensor, jump: int, repeats: int) -> Tensor:
 
 
 def _check_y(y: Tensor) -> None:
-    if y.ndim == 0 or not y.is_floating_point() or not bool(y.isfinite().all()):
-        raise ValueError(f"y must be finite, (batch, ...), got {y.dtype} {tuple(y.shape)}")
+    if not isinstance(y, Tensor) or not y.is_floating_point():
+        got = y.dtype if isinstance(y, Tensor) else type(y).__name__
+        raise TypeError(f"y must be a floating tensor, got {got}")
+    if y.ndim == 0 or not bool(y.isfinite().all()):
+        raise ValueError(f"y must be finite, (batch, ...), got shape {tuple(y.shape)}")
 
 
 def _check_obs_noise(obs_noise: float) -> None:
@@ -336,25 +338,3 @@ def _residual(operator: LinearOperator, y: Tensor, x: Tensor) -> Tensor:
             f"y must have the shape of A(x), {tuple(seen.shape)}, or one row, got {tuple(y.shape)}"
         )
     return y.to(seen) - seen
-
-
-def _conjugate_gradients(
-    matrix: Callable[[Tensor], Tensor], right: Tensor, iterations: int
-) -> Tensor:
-    """matrix^-1 right, row by row; the matrix is symmetric and positive. Rows that are solved to
-    rounding stand still."""
-
-    def product(a: Tensor, b: Tensor) -> Tensor:
-        return left_broadcast((a * b).flatten(1).sum(1), a)
-
-    solution, residual, direction = torch.zeros_like(right), right, right
-    squares = product(residual, residual)
-    least = torch.finfo(right.dtype).eps ** 2 * squares
-    for _ in range(iterations):
-        image = matrix(direction)
-        step = torch.where(squares > least, squares / product(direction, image), 0)
-        solution, residual = solution + step * direction, residual - step * image
-        fresh = product(residual, residual)
-        turn = torch.where(squares > least, fresh / squares, 0)
-        squares, direction = fresh, residual + turn * direction
-    return solution

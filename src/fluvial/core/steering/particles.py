@@ -34,7 +34,8 @@ class FeynmanKac(Steering):
 
     Args:
         reward: called as ``reward(clean, **conditions)``, (batch,), and at s = 0 with the sample;
-            no gradient is taken. It should be of the order of 1 / scale.
+            no gradient is taken. It should be of the order of 1 / scale. -inf forbids, at positive
+            scales; a group whose particles are all forbidden stays as it is.
         group: g, at least 2. A batch may be split at multiples of g only.
         scale: of the reward.
         potential: ``"difference"`` weighs gains, ``"max"`` favours particles that once were good,
@@ -45,8 +46,10 @@ class FeynmanKac(Steering):
             draw of the tilted law.
 
     Raises:
+        TypeError: in a call, a reward that is not a tensor.
         ValueError: a number out of range or an unknown name; in a call, a batch that is no multiple
-            of ``group``, or rewards that are not (batch,).
+            of ``group``, rewards that are not (batch,), or on the CPU one that is NaN or makes a
+            weight infinite.
 
     Citation: Singhal et al., ICML 2025, arXiv 2501.06848; Del Moral, 2004.
     """
@@ -60,7 +63,12 @@ class FeynmanKac(Steering):
     best: bool = False
 
     def __post_init__(self) -> None:
-        if self.group < 2 or not math.isfinite(self.scale) or not 0 <= self.threshold <= 1:
+        if (
+            self.group < 2
+            or self.group % 1
+            or not math.isfinite(self.scale)
+            or not 0 <= self.threshold <= 1
+        ):
             raise ValueError(
                 "need group >= 2, a finite scale and a threshold in [0, 1], got "
                 f"{self.group}, {self.scale} and {self.threshold}"
@@ -75,8 +83,8 @@ class FeynmanKac(Steering):
             )
 
     def start(self, x: State) -> dict[str, Tensor]:
-        """Of every particle: the last, highest and summed reward, the logarithm of all potentials
-        so far, and of those since its group was resampled."""
+        """Of every particle: the highest and summed reward, the logarithm of all potentials so far,
+        and what that was when its group was last resampled."""
         size = batch_size(x)
         if size == 0 or size % self.group:
             raise ValueError(f"a batch must be a multiple of group={self.group}, got {size}")
@@ -87,36 +95,34 @@ class FeynmanKac(Steering):
             "highest": zero - math.inf,
             "sum": zero,
             "total": zero,
-            "weight": zero,
+            "before": zero,
         }
 
     def after(self, x: State, clean: State, aim: Any, run: Run) -> tuple[State, Any, Tensor | None]:
         last = bool(run.s == 0)
         judged = run.path.readout(x, clean) if last else clean
         reward = self.reward(judged, **run.cond)
+        if not isinstance(reward, Tensor):
+            raise TypeError(f"reward must give a tensor, got {type(reward).__name__}")
         if reward.shape != aim["reward"].shape:
             raise ValueError(f"reward must be ({len(aim['reward'])},), got {tuple(reward.shape)}")
         reward = reward.detach().double()
         highest, sum_ = torch.maximum(aim["highest"], reward), aim["sum"] + reward
-        match "last" if last else self.potential:
-            case "last":
-                gain = self.scale * reward - aim["total"]
+        match "difference" if last else self.potential:  # whose product is exp(scale reward)
             case "difference":
-                gain = self.scale * (reward - aim["reward"])
+                total = self.scale * reward
             case "max":
-                gain = self.scale * highest
+                total = aim["total"] + self.scale * highest
             case _:
-                gain = self.scale * sum_
-        aim = {
-            "reward": reward,
-            "highest": highest,
-            "sum": sum_,
-            "total": aim["total"] + gain,
-            "weight": aim["weight"] + gain,
-        }
-        kept, fresh = self._resample(aim["weight"], run.noise, last)
-        aim = {**take(aim, kept), "weight": torch.where(fresh, 0.0, aim["weight"])}
-        return take(x, kept), aim, kept
+                total = aim["total"] + self.scale * sum_
+        if total.device.type == "cpu" and not bool((total < math.inf).all()):
+            raise ValueError(
+                "reward must be finite, or -inf to forbid, got NaN or an infinite weight"
+            )
+        kept, fresh = self._resample(total - aim["before"], run.noise, last)
+        before = torch.where(fresh, total, aim["before"])
+        aim = {"reward": reward, "highest": highest, "sum": sum_, "total": total, "before": before}
+        return take(x, kept), take(aim, kept), kept
 
     def end(self, x0: State, aim: Any) -> State:
         if not self.best:
@@ -133,7 +139,8 @@ class FeynmanKac(Steering):
         """(rows that take the place of each row, which rows were resampled)."""
         g = self.group
         weights = log_weight.reshape(-1, g).softmax(1)
-        reach = weights.cumsum(1)
+        alive = ~weights[:, :1].isnan()
+        reach = torch.where(alive, weights, 1 / g).cumsum(1)
         u = noise.uniform(log_weight, "resample").reshape(-1, g)
         if self.resampling == "systematic":  # one draw a group, that of its first row
             u = (u[:, :1] + torch.arange(g, device=u.device)) / g
@@ -141,10 +148,11 @@ class FeynmanKac(Steering):
         end = reach[:, -1:]
         level = torch.minimum(u * end, torch.nextafter(end, torch.zeros_like(end)))
         drawn = torch.searchsorted(reach, level, right=True)
-        fresh = torch.ones_like(weights, dtype=torch.bool)
+        fresh = alive
         if not last:
             size = 1 / weights.square().sum(1, keepdim=True)
-            fresh = (size <= self.threshold * g * (1 + 1e-9)).expand_as(weights)
+            fresh = size <= self.threshold * g * (1 + 1e-9)  # not where NaN
+        fresh = fresh.expand_as(weights)
         own = torch.arange(g, device=u.device).expand_as(drawn)
         rows = torch.where(fresh, drawn, own).flatten() + self._first(log_weight)
         return rows, fresh.flatten()

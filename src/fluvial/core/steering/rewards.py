@@ -23,6 +23,11 @@ from fluvial.core.gaussian.fields import ends, predict
 from fluvial.core.protocols import Field, GaussianPath, Run, State, Steering, left_broadcast
 from fluvial.core.scales import Scalar
 
+WITHOUT_GRADIENT = (
+    "this steering needs a field that can be differentiated in x, got a value without a gradient "
+    "(torch.inference_mode takes it away, torch.no_grad does not)"
+)
+
 
 class Differentiable:
     """A field that keeps the graph of its last call, so that steering need not call it again.
@@ -75,10 +80,7 @@ def clean_and_covariance(
             leaf = x.detach().requires_grad_()
             kind, value = predict(field, leaf, run.t, **run.cond)
         if not value.requires_grad:
-            raise ValueError(
-                "this steering needs a field that can be differentiated in x, got a value without "
-                "a gradient"
-            )
+            raise ValueError(WITHOUT_GRADIENT)
         clean, _ = ends(kind, value, leaf, run.t, path, **run.cond)
     scale, level = path.marginal(run.t, **run.cond)
 
@@ -158,7 +160,7 @@ class RewardGradient(GradientSteering):
         else:
             shift = isotropic_variance(run, self.std) * gradient
         if self.normalise:
-            length = shift.flatten(1).norm(dim=1)
+            length = shift.unsqueeze(1).flatten(1).norm(dim=1)
             wanted = isotropic_variance(run, self.std).sqrt() * math.sqrt(math.prod(x.shape[1:]))
             ratio = torch.where(length > 0, wanted / length, 0).to(x)
             shift = left_broadcast(ratio, shift) * shift
@@ -168,6 +170,8 @@ class RewardGradient(GradientSteering):
         with torch.enable_grad():
             leaf = clean.detach().requires_grad_()
             value = self.reward(leaf, **run.cond)
+            if not isinstance(value, Tensor):
+                raise TypeError(f"reward must give a tensor, got {type(value).__name__}")
             if value.shape != leaf.shape[:1] or not value.requires_grad:
                 raise ValueError(
                     f"reward must be differentiable, ({len(leaf)},), got {tuple(value.shape)}"

@@ -1,0 +1,1 @@
+"""Linear operators: what is measured of a state, its adjoint and its pseudo-inverse."""
