@@ -45,7 +45,7 @@ def test_every_purpose_is_one_short_line():
 
 
 def test_meanflow_is_available():
-    assert [system.name for system in catalog.available()] == ["meanflow"]
+    assert "meanflow" in [system.name for system in catalog.available()]
 
 
 @pytest.mark.parametrize("system", catalog.available(), ids=lambda system: system.name)
@@ -130,7 +130,7 @@ def test_without_arguments_the_table_is_printed(capsys: pytest.CaptureFixture[st
 
 
 def test_a_recipe_makes_models_of_a_users_data():
-    assert [system.name for system in SYSTEMS if system.recipe] == ["meanflow"]
+    assert {"meanflow"} <= {system.name for system in SYSTEMS if system.recipe}
     recipe = catalog.get("meanflow").load_recipe()
     assert recipe().as_json()["steps"] > 0
     with pytest.raises(ValueError, match="'saemark-watermark' has no recipe"):

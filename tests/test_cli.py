@@ -69,7 +69,7 @@ def test_help_of_a_system_names_all_hyper_parameters(capsys: Capture) -> None:
         assert f"  --{name.replace('_', '-')} " in out, name
     for group in Recipe.GROUPS:
         assert f"\n {group} options\n" in out
-    assert "(default: 0.99 0.999)" in out and "None" not in out
+    assert "(default: 0.99 0.999)" in " ".join(out.split()) and "None" not in out
     assert_described(out.partition("\nexamples:")[0])
 
 
@@ -219,7 +219,7 @@ def test_list_as_table_and_json(capsys: Capture) -> None:
 
 def test_claims_as_text_and_json(capsys: Capture) -> None:
     assert cli.main(["claims"]) == 0
-    assert capsys.readouterr().out.startswith("system    verdict")
+    assert capsys.readouterr().out.split()[:2] == ["system", "verdict"]
     assert cli.main(["claims", "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)
     assert rows == json.loads(json.dumps([claim.as_json() for claim in recorded_claims()]))

@@ -151,6 +151,8 @@ SYSTEMS: tuple[System, ...] = (
         title="Locality in Image Diffusion Models Emerges from Data Statistics",
         authors="Lukoianov et al.",
         arxiv="2509.09672",
+        cls="fluvial.images.locality.LocalityDenoiser",
+        claim="fluvial.claims.locality_denoiser",
     ),
     System(
         name="pixel-perfect-depth",
@@ -185,6 +187,8 @@ SYSTEMS: tuple[System, ...] = (
         "Infinite-Dimensional Linear Bayesian Inverse Problems",
         authors="Baldassari et al.",
         arxiv="2505.18276",
+        cls="fluvial.inverse.function_space_langevin.FunctionSpaceLangevin",
+        claim="fluvial.claims.function_space_langevin",
     ),
     System(
         name="latent-kernel-deblurring",
@@ -201,6 +205,8 @@ SYSTEMS: tuple[System, ...] = (
         title="Wasserstein Convergence of Critically Damped Langevin Diffusions",
         authors="Strasman et al.",
         arxiv="2511.02419",
+        cls="fluvial.dynamics.critically_damped_langevin.CriticallyDampedLangevin",
+        claim="fluvial.claims.critically_damped_langevin",
     ),
     System(
         name="wasserstein-samplers",
@@ -210,6 +216,8 @@ SYSTEMS: tuple[System, ...] = (
         "Discretization and Second-Order Acceleration",
         authors="Yu and Yu",
         arxiv="2502.04849",
+        cls="fluvial.dynamics.wasserstein_samplers.WassersteinSampler",
+        claim="fluvial.claims.wasserstein_samplers",
     ),
     System(
         name="schrodinger-bridge-imf",
@@ -218,6 +226,9 @@ SYSTEMS: tuple[System, ...] = (
         title="Exponential Convergence Guarantees for Iterative Markovian Fitting",
         authors="Gentiloni Silveri et al.",
         arxiv="2510.20871",
+        cls="fluvial.transport.schrodinger_bridge.SchrodingerBridge",
+        claim="fluvial.claims.schrodinger_bridge_imf",
+        recipe="fluvial.transport.schrodinger_bridge.recipe.Recipe",
     ),
     System(
         name="semidual-ot-maps",
@@ -428,6 +439,8 @@ SYSTEMS: tuple[System, ...] = (
         title="Gradient Variance Reveals Failure Modes in Flow-Based Generative Models",
         authors="Reu et al.",
         arxiv="2510.18118",
+        cls="fluvial.trust.rectified_flow_memorization.PairedFlow",
+        claim="fluvial.claims.rectified_flow_memorization",
     ),
     System(
         name="weapons-position",
