@@ -302,6 +302,34 @@ def test_without_noise_and_without_signal() -> None:
         assert tiny.isfinite().all(), name(denoiser)
 
 
+def test_gains_and_masks_have_the_limits_of_denoising() -> None:
+    """Also where the covariance has an eigenvalue of 0, though there are many images."""
+    x = images(200)
+    x[..., 1] = x[..., 0]
+    wiener = WienerDenoiser(x)
+    spectrum = wiener.spectrum
+    assert float(spectrum.values.min()) < 1e-12
+    assert wiener.gain(1.0, 0.0).isfinite().all()
+    close(wiener.gain(1.0, 0.0), wiener.gain(1.0, 1e-12), 0)
+    close(wiener.gain(0.0, 1.0), torch.zeros(25, 25, dtype=torch.float64), 1e-12)
+    for tau in (0.0, 0.1):
+        for threshold in ("row", "global"):
+            locality = LocalityDenoiser(x, tau=tau, threshold=threshold)  # type: ignore[arg-type]
+            for alpha, sigma in ((1.0, 0.0), (0.0, 1.0)):
+                assert locality.mask(alpha, sigma).isfinite().all()
+    for read in (wiener.gain, LocalityDenoiser(x).mask):
+        for alpha, sigma in ((1.0, -1.0), (0.0, 0.0), (1.0, math.nan), (math.inf, 1.0)):
+            with pytest.raises(ValueError, match="alpha and sigma must be finite"):
+                read(alpha, sigma)
+
+
+def test_results_of_constant_images_can_be_written_to() -> None:
+    x = torch.full((3, 1, 2, 2), 0.3, dtype=torch.float64)
+    got = LocalityDenoiser(x).denoise(states(x), ALPHA, SIGMA)
+    got[0] += 1
+    close(got[1:], torch.full_like(got[1:], 0.3), 0)
+
+
 def test_constant_coordinates_stay_what_they_are() -> None:
     x = images(channels=2)
     x[:, :, 0], x[:, 1, 3] = 0.1, -1.0  # 0.1 has a mean that is not itself, in floating point
@@ -759,6 +787,25 @@ def test_growing_scales_stop_when_the_match_gets_worse() -> None:
     assert asked == [(0.2, 1), (0.2, 3), (0.2, 5), (0.6, 3), (0.6, 5), (0.6, 7)]
 
 
+def test_growing_scales_pass_equal_ones() -> None:
+    x = images()
+    locality, y = LocalityDenoiser(x), {0.3: states(x, 6)}
+    time = torch.tensor(0.3, dtype=torch.float64)
+    target, scales = locality.at_scale(0.05)(y[0.3], time), (1.0, 0.9999, 0.05)
+    assert torch.equal(
+        locality.at_scale(1.0)(y[0.3], time), locality.at_scale(0.9999)(y[0.3], time)
+    )
+    assert calibrate_scales(locality, y, target, scales=scales, growing=True) == {0.3: 0.05}
+
+
+def test_default_sides_fit_windows_that_wrap_around() -> None:
+    x = images(4)
+    y = {0.3: x + 0.1 * states(x)}
+    for boundary in ("circular", "broken"):
+        machine = EquivariantLocalScoreMachine(x, k=3, boundary=boundary)  # type: ignore[arg-type]
+        assert calibrate_scales(machine, y, x)[0.3] in range(3, 6 if boundary == "circular" else 18)
+
+
 def test_trajectory_holds_the_states_of_the_sampler() -> None:
     x = images()
     wiener = WienerDenoiser(x, path=Linear())
@@ -805,6 +852,14 @@ def test_saved_and_loaded_it_is_the_same(tmp_path: Path) -> None:
                 0,
             )
             assert again.use is not None and again.use.known
+
+
+def test_memory_is_saved(tmp_path: Path) -> None:
+    """Principal components of large images need more than the default."""
+    LocalityDenoiser(images(), memory=123_456).save(tmp_path / "a")
+    again = LocalityDenoiser.load(tmp_path / "a")
+    assert isinstance(again, LocalityDenoiser)
+    assert again.memory == again.wiener.memory == 123_456
 
 
 def test_command_line_samples_from_a_file(tmp_path: Path) -> None:

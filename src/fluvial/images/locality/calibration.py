@@ -40,8 +40,9 @@ def calibrate_scales(
             to 20 rows, at 20 times, are what published calibrations use.
         target: a field, whose noise prediction is to be matched: by the median cosine over the
             rows. Or the clean images of the states: by the mean squared error.
-        scales: candidates, from the most local to the least. By default k = 3, 5, ..., 17, or tau =
-            0.5, 0.2, 0.1, 0.05, 0.02, 0.01, 0.005, 0.002.
+        scales: candidates, from the most local to the least. By default k = 3, 5, ..., 17, as far
+            as windows that wrap around fit the images, or tau = 0.5, 0.2, 0.1, 0.05, 0.02, 0.01,
+            0.005, 0.002.
         growing: let scales grow with the noise, as published for the equivariant machine: from the
             scale of the time before, on for as long as the match does not get worse.
 
@@ -50,7 +51,7 @@ def calibrate_scales(
     """
     if scales is None:
         scales = (
-            range(3, 18, 2)
+            [k for k in range(3, 18, 2) if k <= denoiser.largest]
             if isinstance(denoiser, LocalScoreMachine)
             else (0.5, 0.2, 0.1, 0.05, 0.02, 0.01, 0.005, 0.002)
         )
@@ -63,7 +64,7 @@ def calibrate_scales(
             score = _score(cast(Any, denoiser).at_scale(scales[number]), states[t], t, target)
             if score > best:
                 best, at = score, number
-            elif growing:
+            elif growing and score < best:  # masks of different tau may be the same
                 break
         chosen[t] = scales[at]
         first = at if growing else 0

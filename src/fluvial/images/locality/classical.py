@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from fluvial.images.locality.denoiser import Denoiser, _double
+from fluvial.images.locality.denoiser import Denoiser, _double, level_of
 from fluvial.images.locality.posterior import CACHED, TEMPORARIES, plan, posterior_mean
 from fluvial.images.locality.spectrum import Spectrum
 
@@ -165,9 +165,13 @@ class WienerDenoiser(Denoiser):
         return self._spectrum
 
     def gain(self, alpha: float, sigma: float) -> Tensor:
-        """W, (d, d) float64. The sensitivity of output m is W_m / alpha, whatever x is."""
+        """W, (d, d) float64. The sensitivity of output m is W_m / alpha, whatever x is.
+
+        Raises:
+            ValueError: alpha or sigma is negative or not finite, or both are 0.
+        """
         spectrum = self.spectrum
-        level = torch.tensor(sigma / alpha, dtype=torch.float64)
+        level = level_of(alpha, sigma)
         where = spectrum.varying
         whole = spectrum.mean.new_zeros(self.size, self.size)
         whole[where[:, None], where] = spectrum.gain(level)

@@ -87,7 +87,7 @@ class Denoiser:
 
     Raises:
         TypeError: ``images`` is not a tensor of these types.
-        ValueError: no images, one that is not finite, or too little ``memory``.
+        ValueError: no images, or one that is not finite; when called, too little ``memory``.
     """
 
     predicts = "clean"
@@ -344,6 +344,7 @@ class Denoiser:
             "system": SYSTEM,
             "class": type(self).__name__,
             "options": self._options(),
+            "memory": self.memory,
             "path": described,
             "data": None if self.format is None else self.format.as_json(),
         }
@@ -374,6 +375,7 @@ class Denoiser:
             weights["images"],
             path=along,
             format=data and Format.from_json(data),
+            memory=header.get("memory", MEMORY),
             **kind._read(header["options"]),
         )
         model.use = read_use(path)
@@ -400,6 +402,20 @@ def _kinds(kind: type[Denoiser]) -> Iterator[type[Denoiser]]:
     for sub in kind.__subclasses__():
         yield sub
         yield from _kinds(sub)
+
+
+def level_of(alpha: float, sigma: float) -> Tensor:
+    """sigma / alpha, () in float64, within the bounds that `Denoiser.denoise` sets.
+
+    Raises:
+        ValueError: one is negative or not finite, or both are 0.
+    """
+    if not (alpha >= 0 and sigma >= 0 and 0 < alpha + sigma < math.inf):
+        raise ValueError(
+            f"alpha and sigma must be finite, not negative and not both 0, got {alpha} and {sigma}"
+        )
+    level = max(sigma / max(alpha, FAINTEST * sigma), FINEST)
+    return torch.tensor(level, dtype=torch.float64)
 
 
 def _coefficient(value: Tensor | float, x: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fluvial.images.locality.classical import WienerDenoiser, check_temperature, split
-from fluvial.images.locality.denoiser import Denoiser, by_time
+from fluvial.images.locality.denoiser import Denoiser, by_time, level_of
 from fluvial.images.locality.posterior import Windows, csr, plan, posterior_mean
 
 SPARSE = 0.1
@@ -45,7 +45,7 @@ class LocalityDenoiser(Denoiser):
         tau: in [0, 1]; or values by time, ``{t: tau}``: the one of the nearest level of noise is
             taken. Published: 0.005 for MNIST and Fashion-MNIST, 0.02 for CelebA-HQ and AFHQ in
             64 x 64, 0.05 for CIFAR-10. 0 does not threshold: squared differences are weighted by
-            the row |W_mn| divided by what its entries would be compared with.
+            the row |W_mn| over its largest entry, or over W_mm if the threshold is global.
         threshold: ``"row"`` as above. ``"global"``, as in the authors' code: rows are divided by
             W_mm (by 1 where that is below 1e-6), and compared with tau times the largest entry of
             the whole. Where variances differ much, as at the borders of digits, hardly any pixel is
@@ -98,8 +98,12 @@ class LocalityDenoiser(Denoiser):
         return self._with(tau=tau)
 
     def mask(self, alpha: float, sigma: float) -> Tensor:
-        """M, (d, d): bool, or float64 weights if tau is 0."""
-        level = torch.tensor(sigma / alpha, dtype=torch.float64)
+        """M, (d, d): bool, or float64 weights if tau is 0.
+
+        Raises:
+            ValueError: alpha or sigma is negative or not finite, or both are 0.
+        """
+        level = level_of(alpha, sigma)
         tau = self._chosen(self.tau, float(level))
         varying = self.wiener.spectrum.varying
         dtype = torch.float64 if tau == 0 else torch.bool
@@ -116,7 +120,7 @@ class LocalityDenoiser(Denoiser):
         mean, varying = spectrum.mean.to(u), spectrum.varying.to(u.device)
         result = mean.expand(len(u), -1)
         if not len(varying):
-            return result
+            return result.clone()  # rows of their own
         every = len(varying) == self.size
         windows = self._window(level, u)
 

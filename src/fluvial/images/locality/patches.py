@@ -6,6 +6,7 @@ arXiv 2412.20292.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal, Self
 
@@ -52,6 +53,11 @@ class LocalScoreMachine(Denoiser):
         """The same machine with other windows; shares the images."""
         self._check_k(k)
         return self._with(k=k)
+
+    @property
+    def largest(self) -> float:
+        """The most that k may be."""
+        return math.inf
 
     def _check_k(self, k: int | Mapping[float, int]) -> None:
         for side in k.values() if isinstance(k, Mapping) else (k,):
@@ -136,12 +142,17 @@ class EquivariantLocalScoreMachine(LocalScoreMachine):
         own = {"boundary": self.boundary, "train_patches": self.train_patches}
         return {**super()._options(), **own}
 
+    @property
+    def largest(self) -> float:
+        """The most that k may be: with the circular boundary, the side of the images."""
+        return min(self.shape[1:]) if self.boundary == "circular" else math.inf
+
     def _check_k(self, k: int | Mapping[float, int]) -> None:
         super()._check_k(k)
         largest = max(k.values() if isinstance(k, Mapping) else (k,))
-        if self.boundary == "circular" and largest > min(self.shape[1:]):
+        if largest > self.largest:
             raise ValueError(
-                f"k must be at most {min(self.shape[1:])}, the side of the images, with "
+                f"k must be at most {self.largest}, the side of the images, with "
                 f"boundary='circular', got {largest}"
             )
 
