@@ -216,8 +216,6 @@ SYSTEMS: tuple[System, ...] = (
         "Discretization and Second-Order Acceleration",
         authors="Yu and Yu",
         arxiv="2502.04849",
-        cls="fluvial.dynamics.wasserstein_samplers.WassersteinSampler",
-        claim="fluvial.claims.wasserstein_samplers",
     ),
     System(
         name="schrodinger-bridge-imf",
@@ -226,9 +224,6 @@ SYSTEMS: tuple[System, ...] = (
         title="Exponential Convergence Guarantees for Iterative Markovian Fitting",
         authors="Gentiloni Silveri et al.",
         arxiv="2510.20871",
-        cls="fluvial.transport.schrodinger_bridge.SchrodingerBridge",
-        claim="fluvial.claims.schrodinger_bridge_imf",
-        recipe="fluvial.transport.schrodinger_bridge.recipe.Recipe",
     ),
     System(
         name="semidual-ot-maps",

@@ -38,7 +38,8 @@ class Sample:
         out: where to write them. Images: .png (one picture), a name without suffix (a folder with
             one PNG an image, in folders by class if there are several), .npz or .npy. Tables: .csv
             or .parquet. Arrays: .npz or .npy.
-        steps: network calls a sample. A MeanFlow is made for one; two may be better.
+        steps: network calls a sample; by default what the model is made for. A MeanFlow is made
+            for one; two may be better.
         label: names of classes, taken in turn; by default all of them, for a model with labels.
         seed: of the draw.
         weights: weights of the run: those it chose, last, best (on the held-out rows, at any step),
@@ -54,7 +55,7 @@ class Sample:
     run: Annotated[Path, tyro.conf.Positional, tyro.conf.arg(metavar="RUN")]
     out: Annotated[Path, tyro.conf.arg(metavar="FILE")]
     n: int = 64
-    steps: int = 1
+    steps: Annotated[int | None, tyro.conf.arg(help_behavior_hint="")] = None
     label: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME ...", help_behavior_hint="")] = ()
     seed: int = 0
     weights: Annotated[str | None, tyro.conf.arg(metavar="NAME", help_behavior_hint="")] = None
@@ -140,7 +141,7 @@ def _sample(command: Sample) -> dict[str, Any]:
 
 
 def _labelled(model: Any) -> bool:
-    return bool(getattr(model.network, "num_classes", 0))
+    return bool(getattr(getattr(model, "network", None), "num_classes", 0))
 
 
 def _draw(model: Any, format: Any, label: Tensor | None, command: Sample) -> Tensor:
@@ -162,11 +163,11 @@ def _draw(model: Any, format: Any, label: Tensor | None, command: Sample) -> Ten
 
             def draw(rows: Tensor, start: int = start) -> Tensor:
                 rows = rows + start
-                part = {} if label is None else {"label": label[rows]}
+                part: dict[str, Any] = {} if label is None else {"label": label[rows]}
+                part |= {} if command.steps is None else {"steps": command.steps}
                 return model.sample(
                     len(rows),
                     noise=noise.rows(rows),
-                    steps=command.steps,
                     batch_size=command.batch_size,
                     **part,
                 )

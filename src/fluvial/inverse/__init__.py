@@ -1,0 +1,7 @@
+"""Inverse problems: unknown functions and images from incomplete or blurred measurements."""
+
+from __future__ import annotations
+
+from fluvial.inverse.function_space_langevin import FunctionSpaceLangevin
+
+__all__ = ["FunctionSpaceLangevin"]
