@@ -649,3 +649,17 @@ def test_bad_states(key: str) -> None:
             act(z[..., :-1])
         with pytest.raises(ValueError, match="must be"):
             act(z[0])
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.uint8, torch.bool])
+def test_integers_are_refused(dtype: torch.dtype) -> None:
+    x = torch.ones(2, 1, 4, 4, dtype=dtype)
+    operators: list[tuple[Operator, Tensor]] = [
+        (Dense(torch.full((1, 3, 16), 0.5)), x.flatten(1)),
+        (Diagonal(torch.full((1, 1, 4, 4), 0.5)), x),
+        (AveragePool((2, 2), (4, 4)), x[:, 0]),
+        (Bicubic(2, (1, 4, 4)), x),
+    ]
+    for operator, event in operators:
+        with pytest.raises(TypeError, match=rf"x must be floating for \w+, got {dtype}"):
+            operator.A(event)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -107,6 +108,8 @@ def _sample(command: Sample) -> dict[str, Any]:
         format = Format("arrays", model.shape)
     if first():
         check_output(command.out, format, force=command.force)
+    if command.label and "label" not in signature(model.sample).parameters:
+        raise ValueError(f"label: the {type(model).__name__} in {command.run} takes no labels")
     names = command.label or (format.label_names if _labelled(model) else ())
     classes = torch.tensor([format.label(name) for name in names], dtype=torch.int64)
     label = classes[torch.arange(command.n) % len(classes)] if len(classes) else None

@@ -1,8 +1,8 @@
 """What the operators share, products and sums of any `LinearOperator`, and a check of one.
 
 An operator maps events of ``in_shape`` to measurements of ``out_shape``, in the dtype and on the
-device of what it is given. Its parameters have a leading dimension: of size 1 they are those of
-every row, else each row has its own.
+device of what it is given, which must be floating. Its parameters have a leading dimension: of
+size 1 they are those of every row, else each row has its own.
 """
 
 from __future__ import annotations
@@ -96,6 +96,9 @@ class Operator(ABC):
         return Sum(self, other)
 
     def _check(self, name: str, x: Tensor, shape: Shape | None) -> None:
+        # of integers, the operator's own numbers would be cut to integers
+        if not x.is_floating_point():
+            raise TypeError(f"{name} must be floating for {type(self).__name__}, got {x.dtype}")
         if shape is None:
             return
         if x.shape[1:] != shape or (self.rows != 1 and len(x) != self.rows):
