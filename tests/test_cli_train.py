@@ -401,7 +401,7 @@ def test_data_that_changed_are_refused(
         (
             ["--data", "photos", "--validation", "0.01"],
             "--validation 0.01 leaves no image of class 'cat', which has 20 to share out; hold out "
-            "more, or nothing, --validation 0",
+            "another share, or nothing, --validation 0",
         ),
         (["--data", "photos", "--device", "cuda"], "--device cuda: PyTorch finds none"),
         (["--data", "photos", "--trackers", "x"], "--trackers: there is no tracker 'x'; known are"),

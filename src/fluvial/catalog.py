@@ -216,6 +216,8 @@ SYSTEMS: tuple[System, ...] = (
         "Discretization and Second-Order Acceleration",
         authors="Yu and Yu",
         arxiv="2502.04849",
+        cls="fluvial.dynamics.wasserstein_samplers.WassersteinSampler",
+        claim="fluvial.claims.wasserstein_samplers",
     ),
     System(
         name="schrodinger-bridge-imf",
