@@ -226,6 +226,9 @@ SYSTEMS: tuple[System, ...] = (
         title="Exponential Convergence Guarantees for Iterative Markovian Fitting",
         authors="Gentiloni Silveri et al.",
         arxiv="2510.20871",
+        cls="fluvial.transport.schrodinger_bridge.SchrodingerBridge",
+        claim="fluvial.claims.schrodinger_bridge_imf",
+        recipe="fluvial.transport.schrodinger_bridge.recipe.Recipe",
     ),
     System(
         name="semidual-ot-maps",

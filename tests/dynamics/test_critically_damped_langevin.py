@@ -852,6 +852,7 @@ def test_files_with_other_networks(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="clock is a SpeedClock, which a file cannot hold"):
         other.save(tmp_path / "clock.safetensors")
     other = small(times=lambda like, noise, tag="time": noise.uniform(like[:, 0]))
+    other.fit(points(20), steps=1, batch_size=8, progress=False)
     with pytest.raises(ValueError, match="times is a function, which a file cannot hold"):
         other.save(tmp_path / "times.safetensors")
     with pytest.raises(FileNotFoundError):

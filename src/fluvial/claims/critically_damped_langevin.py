@@ -64,8 +64,8 @@ CLAIM = (
     "On ten principal components of handwritten digits, position noise of 0.5 at least halves the "
     "sliced Wasserstein distance of critically damped Langevin diffusion to held-out data where it "
     "mixes slowly (a = 0.25), and where it mixes (a = 1) the best position noise is at most 5 % "
-    "worse than none; its splitting sampler in 50 network calls is at most 5 % worse than Euler's "
-    "and Maruyama's in 200; and with a = 1 and epsilon = 0.25 it is closer in 50 calls than a "
+    "worse than none; its splitting sampler in 50 network calls is at most 5 % worse than "
+    "Euler-Maruyama in 200; and with a = 1 and epsilon = 0.25 it is closer in 50 calls than a "
     "variance-preserving diffusion of equal network, training and calls."
 )
 SLOW, FAST = 0.25, 1.0

@@ -101,6 +101,11 @@ def _sample(command: Sample) -> dict[str, Any]:
         raise ValueError(f"seed must not be negative, got {command.seed}")
     device = _device(command.device)
     model = fluvial.load(command.run, weights=command.weights)
+    if hasattr(model, "network1"):
+        raise ValueError(
+            f"{command.run} joins two data sets and makes nothing of noise; fluvial translate "
+            f"{command.run} INPUT --out {command.out} takes rows of one to the other"
+        )
     format = model.format
     if format is None:  # fitted on tensors, of which no more is known
         if model.shape is None:

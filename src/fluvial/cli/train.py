@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields
+from inspect import signature
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -20,6 +21,7 @@ EXAMPLES = """\
 fluvial train meanflow --data photos --size 64
 fluvial train meanflow --data table.csv --label species --out runs/table
 fluvial train meanflow --data animals --steps 5000 --ema 0.999 0.9999 --trackers tensorboard
+fluvial train schrodinger-bridge-imf --data photos --target paintings --size 64
 fluvial train --resume runs/meanflow-1
 torchrun --nproc-per-node 2 -m fluvial.cli train meanflow --data photos --size 64"""
 
@@ -39,6 +41,7 @@ class Train:
         system: a name from `fluvial list`; not needed with --resume.
         data: what to train on: a folder of images, in class folders or not; an .npy or .npz file;
             a table, .csv, .tsv or .parquet; hf:OWNER/NAME of Hugging Face; animals or digits.
+        target: what to translate the data to, in the same forms, for a system that joins two sets.
         out: folder of the run, new or empty; the next free runs/SYSTEM-N by default.
         resume: folder of a run to go on with. It knows its data and hyper-parameters; of those
             checkpoint-every, keep and, where the schedule is constant, steps may change.
@@ -53,6 +56,7 @@ class Train:
     data: Annotated[
         str | None, tyro.conf.arg(metavar="SOURCE", help_behavior_hint="(required)")
     ] = None
+    target: Annotated[str | None, tyro.conf.arg(metavar="SOURCE", help_behavior_hint="")] = None
     out: Annotated[Path | None, tyro.conf.arg(metavar="DIR", help_behavior_hint="")] = None
     resume: Annotated[Path | None, tyro.conf.arg(metavar="DIR", help_behavior_hint="")] = None
     trackers: Annotated[
@@ -136,16 +140,24 @@ def _train(command: Any, recipe: Any, typed: str) -> _End:
 
     if command.data is None:
         raise ValueError("--data is missing: what to train on; see fluvial train --help")
+    sources = [command.data]
+    if _joins(recipe):
+        if command.target is None:
+            raise ValueError("--target is missing: what to translate the data to")
+        sources.append(command.target)
+    elif command.target is not None:
+        raise ValueError(f"--target is for systems that join two data sets, not {command.system}")
     # mistakes are found before the data are read, which may take long
     device = _device(command.device)
     checked_trackers(command.trackers)
     if command.out is not None and first():
         check_new(command.out)
-    job = recipe.prepare(command.data, progress=not command.quiet and first())
+    job = recipe.prepare(*sources, progress=not command.quiet and first())
     out = begin(
         job,
         command.out,
         source=_place(command.data),
+        target=command.target and _place(command.target),
         command=typed,
         device=device,
         trackers=command.trackers,
@@ -168,8 +180,12 @@ def _resume(command: Any, before: Any, recipe: Any, settings: dict[str, Any]) ->
     out = command.resume
     if command.out not in (None, out):
         raise ValueError("--out and --resume name two folders; --resume alone goes on in its own")
-    if command.data is not None and _place(command.data) != settings["source"]:
-        raise ValueError(f"--data was {settings['source']}; leave it out, or begin another run")
+    sources = [settings["source"], *([settings["target"]] if _joins(recipe) else [])]
+    for flag, given, was in zip(
+        ("--data", "--target"), (command.data, command.target), [*sources, None], strict=False
+    ):
+        if given is not None and _place(given) != was:
+            raise ValueError(f"{flag} was {was}; leave it out, or begin another run")
     _check_changes(before, recipe)
     done = last_checkpoint(out)
     if done is not None and recipe.steps < done[0]:
@@ -183,7 +199,7 @@ def _resume(command: Any, before: Any, recipe: Any, settings: dict[str, Any]) ->
     if result is not None and recipe.steps <= result["steps"]:
         return _End(0, out, result, _finished(recipe, settings, out))
     device = _device(settings["device"] if command.device == "auto" else command.device)
-    job = recipe.prepare(settings["source"], progress=not command.quiet and first())
+    job = recipe.prepare(*sources, progress=not command.quiet and first())
     go_on(job, out)
     trackers = command.trackers or settings["trackers"]
     return _fit(job, out, device, trackers, quiet=command.quiet)
@@ -215,7 +231,8 @@ def _finished(recipe: Any, settings: dict[str, Any], out: Path) -> str:
     return "\n".join(
         [
             f"{out} is finished, after {recipe.steps:,} steps.",
-            f"to sample:       {_sampling(out, settings['data']['format']['kind'])}",
+            f"{'to translate:   ' if _joins(recipe) else 'to sample:      '} "
+            f"{_using(out, recipe, settings['data']['format']['kind'])}",
             f"to train longer: {longer}",
         ]
     )
@@ -259,9 +276,17 @@ def _quoted(path: Path) -> str:
     return shlex.quote(str(path))
 
 
-def _sampling(out: Path, kind: str) -> str:
-    file = {"images": "samples.png", "arrays": "samples.npz", "table": "samples.csv"}[kind]
-    return f"fluvial sample {_quoted(out)} --n 64 --out {file}"
+def _joins(recipe: Any) -> bool:
+    """Is it a recipe for two data sets?"""
+    return "target" in signature(recipe.prepare).parameters
+
+
+def _using(out: Path, recipe: Any, kind: str) -> str:
+    """What can be done with a run."""
+    suffix = {"images": ".png", "arrays": ".npz", "table": ".csv"}[kind]
+    if _joins(recipe):
+        return f"fluvial translate {_quoted(out)} INPUT --out translated{suffix}"
+    return f"fluvial sample {_quoted(out)} --n 64 --out samples{suffix}"
 
 
 def _fit(job: Any, out: Path, device: str, trackers: Sequence[str], *, quiet: bool) -> _End:
@@ -339,5 +364,5 @@ def _summary(job: Any, result: dict[str, Any], out: Path) -> str:
     width = max(map(len, facts))
     lines += [f"  {name.ljust(width)}  {fact}" for name, fact in facts.items()]
     lines += [f"note: {text}" for text in result["notes"]]
-    lines.append(f"next: {_sampling(out, job.data.format.kind)}")
+    lines.append(f"next: {_using(out, job.recipe, job.data.format.kind)}")
     return "\n".join(lines)

@@ -415,6 +415,18 @@ def _how_to_use(
     if not (folder / MODEL).is_file():
         yield f"There is no {MODEL} yet; the run writes it when it ends."
         return
+    if "network1" in header:  # joins two data sets
+        lines = [
+            "import fluvial",
+            "",
+            'model = fluvial.load(".")  # the folder of this card',
+            "there = model.translate(x)  # of the data; direction='forward' takes the target back",
+        ]
+        yield "\n".join(["```python", *lines, "```"])
+        if format:
+            out = f"translated.{SUFFIXES[format['kind']]}"
+            yield f"```sh\nfluvial translate . INPUT --out {out}\n```"
+        return
     names = format.get("label_names") or ()
     label = f", label={names[0]!r}" if names else ""
     lines = [

@@ -11,6 +11,7 @@ import platform
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -134,6 +135,7 @@ def begin(
     *,
     source: str,
     command: str,
+    target: str | None = None,
     device: str = "cpu",
     trackers: Sequence[str] = (),
 ) -> Path:
@@ -144,6 +146,7 @@ def begin(
         out: the folder; None for the next free ``runs/SYSTEM-N``.
         source: what the data were read from, in a form that finds them again.
         command: as it was typed.
+        target: the same for the other side of a system that joins two data sets.
         device, trackers: kept for a resume.
 
     Raises:
@@ -163,7 +166,13 @@ def begin(
         _write_settings(
             job,
             folder,
-            {"command": command, "source": source, "device": device, "trackers": list(trackers)},
+            {
+                "command": command,
+                "source": source,
+                **({} if target is None else {"target": target}),
+                "device": device,
+                "trackers": list(trackers),
+            },
         )
         return str(folder)
 
@@ -278,7 +287,7 @@ class Curves:
         criterion: the term by which weights are compared.
         weights: the average that the model has.
         seconds: of the training.
-        training: (step, value) of the criterion.
+        training: (step, value) of the criterion; steps of several stages are counted on.
         validation: the same by the name of the weights, "last" among them.
     """
 
@@ -293,20 +302,25 @@ class Curves:
         """The curves of a run."""
         training: list[tuple[int, float]] = []
         validation: dict[str, list[tuple[int, float]]] = {}
-        seconds = 0.0
+        described = json.loads((out / "training.json").read_text(encoding="utf-8"))
+        stages = described.get("stages", [described])
+        done = accumulate([stage["steps"] for stage in stages], initial=0)
+        before = dict(zip([stage["name"] for stage in stages], done, strict=False))
+        seconds = dict.fromkeys(before, 0.0)
         with (out / "metrics.jsonl").open(encoding="utf-8") as lines:
             for line in lines:
                 values = json.loads(line)
-                seconds = values["seconds"]
+                stage = values.get("stage", stages[0]["name"])
+                step, seconds[stage] = before[stage] + values["step"], values["seconds"]
                 if criterion in values:
-                    training.append((values["step"], values[criterion]))
+                    training.append((step, values[criterion]))
                 for name, terms in values.get("validation", {}).items():
-                    validation.setdefault(name, []).append((values["step"], terms[criterion]))
-        rates = json.loads((out / "training.json").read_text(encoding="utf-8"))["ema"]
+                    validation.setdefault(name, []).append((step, terms[criterion]))
+        rates = stages[-1]["ema"]
         averages = [f"ema-{rate}" for rate in (rates if isinstance(rates, list) else [rates])]
         # as the loop chooses: by the last validation, else the first
         chosen = min(averages, key=lambda name: validation[name][-1][1] if validation else 0.0)
-        return cls(criterion, chosen, seconds, training, validation)
+        return cls(criterion, chosen, sum(seconds.values()), training, validation)
 
     @property
     def chosen(self) -> list[tuple[int, float]]:

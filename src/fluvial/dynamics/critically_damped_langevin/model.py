@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, Self, TypeAlias, get_args
 
@@ -497,9 +497,8 @@ def _fields(part: Any) -> dict[str, Any]:
 
 def _as_json(part: Any) -> dict[str, Any]:
     """A dataclass of numbers; of anything else the name, which a training's configuration shows."""
-    numbers = {
-        name: value for name, value in _fields(part).items() if isinstance(value, float | int)
-    }
+    values = _fields(part) if is_dataclass(part) else {}
+    numbers = {name: value for name, value in values.items() if isinstance(value, float | int)}
     return {"class": type(part).__name__, **numbers}
 
 

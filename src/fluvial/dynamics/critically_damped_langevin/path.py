@@ -17,6 +17,8 @@ from fluvial.core.gaussian.linear import Clock, LinearClock, LinearSDE
 from fluvial.core.protocols import Noise
 from fluvial.core.scales import Block
 
+NODES, WEIGHTS = (torch.from_numpy(part) for part in np.polynomial.legendre.leggauss(32))
+
 
 @dataclass(frozen=True)
 class SpeedClock:
@@ -43,9 +45,7 @@ class SpeedClock:
             raise ValueError(f"beta_of must map (n,) times to (n,) positive numbers, got {beta}")
 
     def __call__(self, t: Tensor) -> Tensor:
-        nodes, weights = (
-            torch.from_numpy(part).to(t) for part in np.polynomial.legendre.leggauss(32)
-        )
+        nodes, weights = NODES.to(t), WEIGHTS.to(t)
         return 0.5 * t * (self.rate(0.5 * t[..., None] * (nodes + 1)) @ weights)
 
     def rate(self, t: Tensor) -> Tensor:

@@ -25,11 +25,11 @@ from fluvial.dynamics.critically_damped_langevin.path import CriticallyDamped
 
 
 class EM:
-    """Euler's and Maruyama's method: U + h (G G^T s - F U) + sqrt(h) G z, h the length of the step.
+    """Euler-Maruyama: U + h (G G^T s - F U) + sqrt(h) G z, h the length of the step.
 
-    One evaluation a step; published with 1,000. `fluvial.core.gaussian.sde.EulerMaruyama` is the
-    same, to rounding, for any path and any amount of noise; what makes this one several times
-    faster is that it needs neither clean end nor noise of a field that predicts the score.
+    One evaluation a step; published with 1,000 steps. `fluvial.core.gaussian.sde.EulerMaruyama` is
+    the same, to rounding, for any path and any amount of noise. This one is several times faster
+    where the field predicts the score, as it needs neither clean end nor noise.
     """
 
     def start(self, x: Tensor) -> None:
@@ -49,9 +49,15 @@ def _euler(path: CriticallyDamped, x: Tensor, score: Tensor, t: Tensor, h: float
 
 
 class Leapfrog:
-    """Half a step of momentum and one of position, all the noise, then position and momentum again.
+    """Half a step of the momentum v and of the position x, all the noise, half a step of x and v.
 
-    Two evaluations a step, at (U, t) and, after the noise, at (U, t - h / 2).
+    With w and w' what tau falls by in the first and in the second half of the step,
+
+        v += w (x + 2 a v + sigma^2 s_v),    x += w (epsilon^2 s_x - a^2 v),
+        (x, v) += sqrt(w + w') (epsilon z_x, sigma z_v),
+        x += w' (epsilon^2 s'_x - a^2 v),    v += w' (x + 2 a v + sigma^2 s'_v).
+
+    Two evaluations a step: s at the start, and s' after the noise, in the middle of the step.
     """
 
     def start(self, x: Tensor) -> None:
