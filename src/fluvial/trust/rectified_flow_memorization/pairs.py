@@ -40,8 +40,8 @@ def couple(
     =========== ===============================================================================
     ot          that of the exact assignment of least sum of |x_1 - x_0|^2; beyond 5,000 rows the
                 assignment is exact within blocks of at most 5,000, drawn at random
-    shuffled    another row's optimal partner: ``ot`` after one random permutation, so that both
-                marginals stay and the map is destroyed
+    shuffled    the optimal partner of a row drawn at random, each once: ``ot`` after one random
+                permutation, so that both marginals stay and the map is destroyed
     independent any row of the target, each used once
     rotated     mu + M^(1/2) R_phi x_1, mu and M the mean and covariance of ``x_target`` (0 and I
                 without one), R_phi a rotation by ``phi`` in the planes of coordinates (0, 1),

@@ -89,11 +89,13 @@ def memorization_report(
     check_pairs(x_source, x_target)
     check_pairs(x_source, x_ot)
     paired_to_ot = _distances(x_target, x_ot)
+    path = getattr(model, "path", model)
     if interpolant_noise is None:
-        path = getattr(model, "path", model)
         interpolant_noise = float(getattr(path, "interpolant_noise", 0.0))
     check_noise(interpolant_noise)
     layer = interpolant_noise / float(x_source.double().std(correction=0))
+    if getattr(path, "interpolant", "constant") == "bridge":
+        layer /= 2  # sqrt(t (1 - t)) is at most 1/2
     if 0 < layer <= 1 / steps:
         warnings.warn(
             f"{steps} steps may jump over the layer of width {layer:.3g} that the interpolant's "

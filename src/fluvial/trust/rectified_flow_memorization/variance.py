@@ -42,8 +42,8 @@ class GradientVariance:
     Args:
         loss: mean of |x_1 - x_0 - V|^2, a sum over coordinates: `Matching`'s loss times d.
         variance: trace of the covariance of the gradient of one sample's loss.
-        relative: ``variance`` over the squared norm of the mean gradient; infinite at a stationary
-            point, NaN where every gradient is 0.
+        relative: ``variance`` over the squared norm of the mean gradient of the ``samples``; near a
+            stationary point it tends to their number, and it is NaN where every gradient is 0.
         per_parameter: the share of every parameter in ``variance``, by name.
         samples: that were looked at.
         batch_size: rows that a gradient was taken of together; 1 for gradients of single rows.
