@@ -529,7 +529,7 @@ def test_report_warns_of_steps_that_jump_over_the_layer() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         memorization_report(field, z, MEAN - z, MEAN + z, steps=100)
-    bridge = flow(0.05, interpolant="bridge")
+    bridge = flow(0.05, interpolant="bridge").double()
     with pytest.warns(RuntimeWarning, match=r"layer of width 0\.02"):  # half as wide
         memorization_report(bridge, z, MEAN - z, MEAN + z, steps=30)
     same = memorization_report(field, z, MEAN + z, MEAN + z)
