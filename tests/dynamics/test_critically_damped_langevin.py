@@ -301,7 +301,7 @@ def test_the_probability_flow_is_wrong_by_mixing_alone(
     path: CriticallyDamped, wanted: float
 ) -> None:
     score, units = GaussianScore(path, 1.0), torch.eye(2).double()[..., None]
-    ends, _ = integrate(score, path, units, 1.0, 1e-7, method="dopri8", rtol=1e-9, atol=1e-9)
+    ends, _ = integrate(score, path, units, 1.0, 1e-6, method="dopri8", rtol=1e-8, atol=1e-8)
     flow = ends[..., 0].mT
     law = flow @ path.stationary.matrix @ flow.mT
     close(law[0, 0], wanted, 2e-6)

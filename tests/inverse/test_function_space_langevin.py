@@ -1,7 +1,10 @@
 from __future__ import annotations
 
+import json
 import math
+import shutil
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +17,7 @@ from scipy import optimize
 from torch import Tensor
 
 import fluvial
+from fluvial.claims import function_space_langevin as claim
 from fluvial.core.noise import KeyedNoise
 from fluvial.core.simulate import simulate
 from fluvial.inverse.function_space_langevin import (
@@ -678,6 +682,26 @@ def test_mode_network_sees_a_mode_alone_and_operator_network_does_not() -> None:
     assert not torch.allclose(together(x, time), together(x, 2 * time), atol=1e-3)
 
 
+def test_table_of_a_learned_score_is_the_network() -> None:
+    modes = Modes((3, 3))
+    mu = modes.laplacian**-1.2
+    network = awake(ModeNetwork(modes.frequencies, width=8)).double()
+    field = LearnedDrift(LearnedPrior(network, mu, 0.3 * mu))
+    x, t = mu.sqrt() * normal(500, 9), torch.tensor(0.05, dtype=torch.float64)
+    x[0] *= 1e6
+    with torch.no_grad():
+        tabulated = field(x, t)
+        exact = field.prior.drift(x, t)
+    gauss = GaussianPrior(mu, 0.3 * mu)(x, t)
+    spread = (exact - gauss).std(0)
+    assert (spread > 0.1 * gauss[1:].std(0)).all()
+    # straight lines between values that are 0.07 apart in asinh(8 x)
+    assert ((tabulated - exact)[1:].abs() < 5e-3 * spread).all()
+    # far out a constant, beside what the Gaussian says there
+    assert torch.allclose(tabulated[0], exact[0], rtol=1e-4)
+    assert torch.equal(field(x, t), exact)  # with gradients it is the network itself
+
+
 def laplace(rows: int, mu: Tensor, seed: int = 0) -> Tensor:
     u = KeyedNoise(seed).uniform(torch.empty(rows, len(mu), dtype=torch.float64)) - 0.5
     return -u.sign() * torch.log1p(-2 * u.abs()) * (mu / 2).sqrt()
@@ -790,6 +814,17 @@ def test_a_chain_depends_on_its_row_alone_and_thinning_changes_nothing() -> None
     assert torch.equal(rows.draws, all_states.draws[[4, 1]])  # type: ignore[arg-type]
     each = model.sample(torch.stack([y, 2 * y]), 2, thin=1, **run)
     assert torch.equal(each.draws[:1], all_states.draws[:1])  # type: ignore[index]
+
+
+def test_chains_have_the_dtype_of_the_measurement() -> None:
+    model, y = chain_model()
+    run: dict[str, Any] = {"noise": NOISE, "steps": 40, "h": 0.2, "metropolis": True}
+    double, single = model.sample(y, 4, **run).draws, model.sample(y.float(), 4, **run).draws
+    assert double is not None and single is not None
+    assert (double.dtype, single.dtype) == (torch.float64, torch.float32)
+    # the same noise, but for the tails of single precision
+    assert torch.allclose(double.float(), single, atol=1e-4)
+    assert model.posterior(y.float()).mean.dtype == torch.float64
 
 
 def test_moments_are_those_of_the_draws() -> None:
@@ -1025,3 +1060,94 @@ def test_other_bad_calls_are_refused() -> None:
     for draws in (torch.ones(2, 3, 1), torch.ones(2, 8)):
         with pytest.raises(ValueError, match="draws must be"):
             r_hat(draws)
+
+
+# The claim
+
+
+@pytest.fixture(scope="module")
+def smoke(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    out = tmp_path_factory.mktemp("smoke") / "run"
+    report = claim.run(claim.PRESETS["smoke"], "smoke", out, progress=False)
+    return out, json.loads(json.dumps(report.as_json()))
+
+
+def test_claim_has_its_schema_and_all_its_files(smoke: tuple[Path, dict[str, Any]]) -> None:
+    out, result = smoke
+    assert json.loads((out / "result.json").read_text()) == result
+    assert (result["system"], result["verdict"]) == ("function-space-langevin", "not judged")
+    rows = {(row["prior"], row["arm"], row["modes"]): row for row in result["table"]}
+    assert len(rows) == 2 * len(claim.ARMS) + 2 * len(claim.LEARNED)
+    for row in rows.values():
+        assert np.isfinite([value for value in row.values() if isinstance(value, float)]).all()
+    assert len(result["comparisons"]) == 9
+    for name in ("config.json", "table.md", "README.md", "model.safetensors"):
+        assert (out / name).stat().st_size > 0, name
+    assert (out / "figure.png").read_bytes().startswith(b"\x89PNG")
+    assert fluvial.load(out / "model.safetensors").modes.shape == (8, 8)
+
+
+def test_claim_goes_on_where_it_stopped(smoke: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
+    out, result = smoke
+    again = tmp_path / "again"
+    for kind in ("gaussian", "train"):  # as a killed run would leave it: the last part not done
+        shutil.copytree(out / kind, again / kind)
+    (again / "gaussian" / "posterior-8-0.json").unlink()
+    shutil.copyfile(out / "config.json", again / "config.json")
+    resumed = claim.run(claim.PRESETS["smoke"], "smoke", again, progress=False).as_json()
+    assert json.loads(json.dumps(resumed))["comparisons"] == result["comparisons"]
+
+
+def test_largest_stable_step_is_two_over_the_fastest_rate() -> None:
+    task = claim.problem(claim.PRESETS["smoke"], 8, 4, 0)
+    for arm in claim.ARMS:
+        model = claim.build(claim.PRESETS["smoke"], task, arm, 8, 0)
+        wanted = 2 / float(model.principal().rates.max())
+        found = claim.stable_step(model, task.y, None, 0)
+        # 200 steps show growth by 3.5 % and more, in a grid of factors of 4 %
+        assert 0.96 < found / wanted < 1.08
+
+
+def test_rates_of_shells_are_those_of_their_modes() -> None:
+    modes = Modes((16, 16))
+    wanted = 0.01 * modes.frequencies.double().square().sum(1)
+    frequency, found = claim.shell_rates(torch.exp(-3 * wanted), modes, 3)
+    assert torch.allclose(found, 0.01 * frequency.square(), rtol=0.2)
+
+
+def test_windows_are_means_over_squares_and_leave_out_the_photograph() -> None:
+    image = torch.arange(48, dtype=torch.float64).reshape(6, 8)
+    part = claim.window(image, 2, f64(0.99, 0.0, 0.99))
+    block = image[:6, 2:8].reshape(2, 3, 2, 3).mean((1, 3))
+    assert torch.allclose(part, block - block.mean())
+    assert not set(claim.TESTS) & set(claim.OTHERS)
+    with pytest.raises(ValueError, match="finer than an image"):
+        claim.window(image, 9, f64(0, 0, 0))
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"sides": (8,)}, "sides must rise"),
+        ({"learned_sides": (8, 4)}, "learned_sides must rise"),
+        ({"observed": 5}, "observed must be at most"),
+        ({"seeds": ()}, "seeds"),
+        ({"crops": 1}, "crops"),
+    ],
+    ids=str,
+)
+def test_bad_configurations_are_refused(options: dict[str, Any], match: str) -> None:
+    with pytest.raises(ValueError, match=match):
+        replace(claim.PRESETS["smoke"], **options)
+
+
+@pytest.mark.slow
+def test_full_preset_builds_and_takes_one_step() -> None:
+    config = claim.PRESETS["full"]
+    side = config.learned_sides[-1]
+    task = claim.problem(config, side, config.learned_sides[0], 0)
+    model = claim.learned_model(config, task, "posterior", 0)
+    crops = claim.windows(4, side, 1).float()
+    model.fit(crops, steps=1, batch_size=2, lr=config.lr, progress=False)
+    chains = model.sample(task.y.float(), 1, noise=NOISE, steps=1, burn=0, thin=1)
+    assert chains.draws is not None and chains.draws.isfinite().all()

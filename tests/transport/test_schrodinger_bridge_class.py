@@ -115,7 +115,8 @@ def test_drifts_of_both_directions_and_the_flow_between(reference: Reference) ->
     forward, backward = bridge.drift(x, t, "forward"), bridge.drift(x, t, "backward")
     score = -(x - mean) @ torch.linalg.inv(cov)
     assert torch.allclose(forward - backward, reference.diffusion**2 * score, atol=1e-10)
-    assert torch.allclose(bridge.velocity(x, t), (forward + backward) / 2)
+    assert torch.allclose(bridge.flow()(x, t), (forward + backward) / 2, atol=1e-12)
+    assert torch.allclose(bridge.flow("forward")(x, 1 - t), -(forward + backward) / 2, atol=1e-12)
     rows = bridge.drift(x, f64([0.3, 0.3]), "forward")
     assert torch.allclose(rows, forward, atol=1e-14)
 
@@ -289,12 +290,12 @@ def test_the_stages_of_a_training(tmp_path: Path) -> None:
         "04-forward-1": 2,
         "04-forward-2": 1,
     }
-    assert described["reference"] == {"diffusion": 1.0, "reversion": 0.0}
-    with pytest.raises(ValueError, match="another configuration: .*reference.diffusion was 1.0"):
+    assert described["bridge"]["reference"] == {"diffusion": 1.0, "reversion": 0.0}
+    with pytest.raises(ValueError, match="configuration: bridge.reference.diffusion was 1.0"):
         small(reference=Reference(2.0)).fit(
             points(20), points(20, 1.0), **{**QUICK, "renew": 2}, out=tmp_path
         )
-    with pytest.raises(ValueError, match="another configuration: forward was"):
+    with pytest.raises(ValueError, match="another configuration: bridge.x1 was"):
         small().fit(points(20), points(20, 2.0), **{**QUICK, "renew": 2}, out=tmp_path)
 
 

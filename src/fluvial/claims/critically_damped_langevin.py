@@ -149,7 +149,7 @@ class Config:
     batch_size: int = 256
     ema: float = 0.995
     lr: tuple[float, ...] = (1e-3,)
-    search_share: float = 0.25
+    search_share: float = 0.15
     seeds: tuple[int, ...] = (0,)
     many: int = 200
     few: int = 50
@@ -655,7 +655,8 @@ class _ClaimRun:
         normal.set_title(
             f"EM in {self.config.exact_steps} steps; dots: prior of variance 1", fontsize=9
         )
-        normal.legend(frameon=False, fontsize=8)
+        normal.set_ylim(bottom=1e-4)
+        normal.legend(frameon=False, fontsize=8, ncols=2, loc="lower right")
 
         many = self.config.many
         em = ("EM", many)
@@ -674,6 +675,8 @@ class _ClaimRun:
         learned.axhline(self.floor(), color="0.5", linestyle="--", label="real rows")
         learned.set(yscale="log", xlabel="epsilon", ylabel="sliced W2 to held-out rows")
         learned.set_title(f"learned, EM in {many}; diamonds: prior matched by sigma", fontsize=9)
+        learned.set_yticks([0.1, 0.2, 0.3, 0.5], ["0.1", "0.2", "0.3", "0.5"])
+        learned.minorticks_off()
         learned.legend(frameon=False, fontsize=8)
 
         seed = self.config.seeds[0]

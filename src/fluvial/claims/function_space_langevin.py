@@ -306,6 +306,24 @@ def build(config: Config, task: Problem, arm: Arm, side: int, seed: int) -> Func
     )
 
 
+def learned_model(config: Config, task: Problem, arm: Arm, seed: int) -> FunctionSpaceLangevin:
+    """The model of an arm of the second part on the finest grid, nothing fitted."""
+    shape: dict[str, int] = {"width": config.width, "depth": config.depth, "seed": seed}
+    return FunctionSpaceLangevin(
+        task.modes,
+        task.spectrum,
+        task.noise,
+        prior=(
+            ModeNetwork(task.modes.frequencies, **shape)
+            if config.network == "modes"
+            else OperatorNetwork(task.modes, **shape)
+        ),
+        preconditioner=ARMS[arm][0],  # type: ignore[arg-type]
+        t=config.t,
+        centre=False,
+    )
+
+
 def _error_rate(config: Config, task: Problem, seed: int) -> Tensor:
     """epsilon_j: the relative error of the score over tau."""
     return config.score_error * KeyedNoise(ERROR).at(seed).normal(task.variance[None])[0]
@@ -544,21 +562,7 @@ class _ClaimRun:
 
     def _train(self, arm: Arm, side: int, seed: int) -> dict[str, Any]:
         config, begin = self.config, time.perf_counter()
-        task, modes = self.learned_problem(seed), Modes((side, side))
-        shape: dict[str, int] = {"width": config.width, "depth": config.depth, "seed": seed}
-        model = FunctionSpaceLangevin(
-            modes,
-            task.spectrum,
-            task.noise,
-            prior=(
-                ModeNetwork(modes.frequencies, **shape)
-                if config.network == "modes"
-                else OperatorNetwork(modes, **shape)
-            ),
-            preconditioner=ARMS[arm][0],  # type: ignore[arg-type]
-            t=config.t,
-            centre=False,
-        )
+        model = learned_model(config, self.learned_problem(seed), arm, seed)
         crops = windows(config.crops, side, FIT + 1 + seed).float()
         held = max(2, len(crops) // 8)
         model.fit(
@@ -603,6 +607,14 @@ class _ClaimRun:
         )
 
     # What it comes to
+
+    def means(self, kind: str, arm: Arm, what: str) -> list[float]:
+        """A number by grid, mean over seeds."""
+        sides = self.config.sides if kind == "gaussian" else self.config.learned_sides
+        return [
+            _mean([self.result(kind, arm, side, seed) for seed in self.config.seeds], what)
+            for side in sides
+        ]
 
     def growth(self, kind: str, arm: Arm, what: str, seed: int) -> float:
         """log of a number on the finest grid over that on the coarsest."""
@@ -762,84 +774,71 @@ def _in_process(config: Config, out: Path, progress: bool, jobs: Sequence[Job]) 
 
 
 def draw(run: _ClaimRun, path: Path) -> None:
-    """Posterior means, deviations and samples above rates, divergence and error."""
+    """Posterior means, samples and deviations above rates, divergence and error."""
     config, seed = run.config, run.config.seeds[0]
     side, shown = config.sides[-1], ("identity", "unsmoothed", "posterior")
-    figure = plt.figure(figsize=(10, 9.6))
-    parts: Any = figure.subfigures(2, 1, height_ratios=[6.2, 3.4])
-    top, bottom = parts
-    axes = top.subplots(
-        3,
-        5,
-        gridspec_kw={
-            "hspace": 0.12,
-            "wspace": 0.05,
-            "left": 0.07,
-            "right": 0.99,
-            "top": 0.95,
-            "bottom": 0.01,
-        },
-    )
     task = problem(config, side, config.observed, seed)
-    blurred = torch.zeros_like(task.coefficients)
-    blurred[: len(task.y)] = task.y
-    original = task.modes.functions(task.coefficients[None])[0]
-    measured = task.modes.functions(blurred[None])[0]
-    titles = ["photograph", "measured", *(LABELS[arm] for arm in shown)]
-    low, high = float(original.min()), float(original.max())
-    pictures = [
-        load_model(run.folder("gaussian", arm, side, seed).with_suffix(".safetensors"))[0]
-        for arm in shown
-    ]
-    deviation = float(pictures[-1]["std"].max())
-    for axis in axes.flat:
-        axis.set_axis_off()
-    for column, title in enumerate(titles):
-        axes[0, column].set_title(title, fontsize=9)
-    for axis, image in zip(
-        axes[0], [original, measured, *(p["mean"] for p in pictures)], strict=True
-    ):
-        axis.imshow(image, cmap="gray", vmin=low, vmax=high)
-    for column, picture in enumerate(pictures, start=2):
-        axes[1, column].imshow(picture["draw"], cmap="gray", vmin=low, vmax=high)
-        axes[2, column].imshow(picture["std"], cmap="magma", vmin=0, vmax=2 * deviation)
-    for row, name in enumerate(("posterior mean", "one sample", "deviation")):
-        axes[row, 0].text(
-            -0.08,
-            0.5,
-            name,
-            transform=axes[row, 0].transAxes,
-            rotation=90,
-            ha="center",
-            va="center",
-            fontsize=9,
-        )
+    measured = torch.nn.functional.pad(task.y, (0, len(task.modes) - len(task.y)))
+    photographs = task.modes.functions(torch.stack([task.coefficients, measured]))
 
-    plots = bottom.subplots(
-        1, 3, gridspec_kw={"wspace": 0.32, "left": 0.07, "right": 0.99, "bottom": 0.16, "top": 0.9}
-    )
-    for arm in ARMS:
-        one = run.result("gaussian", arm, side, seed)
-        plots[0].plot(one["frequency"], one["rates"], marker=".", label=LABELS[arm])
+    def pictures(kind: str, arm: str, side: int) -> dict[str, Tensor]:
+        return load_model(run.folder(kind, arm, side, seed).with_suffix(".safetensors"))[0]
+
+    arms = [pictures("gaussian", arm, side) for arm in shown]
+    learned = pictures("learned", "posterior", config.learned_sides[-1])["mean"]
+    columns = [
+        ("", dict(zip(("mean", "draw", "std"), (*photographs, learned), strict=True))),
+        *zip((LABELS[arm] for arm in shown), arms, strict=True),
+    ]
+    grey = {
+        "cmap": "gray",
+        "vmin": float(photographs[0].min()),
+        "vmax": float(photographs[0].max()),
+    }
+    hot = {"cmap": "magma", "vmin": 0.0, "vmax": 2 * float(arms[-1]["std"].max())}
+    left = ("photograph", "measured", "mean with a\nlearned prior")
+    figure = plt.figure(figsize=(9, 9.2))
+    parts: Any = figure.subfigures(2, 1, height_ratios=[6.2, 3.0])
+    spaces = {"hspace": 0.06, "wspace": 0.06, "left": 0.13, "right": 0.96, "top": 0.95}
+    axes = parts[0].subplots(3, 4, gridspec_kw={**spaces, "bottom": 0.01})
+    for column, (title, images) in enumerate(columns):
+        axes[0, column].set_title(title, fontsize=9)
+        for row, name in enumerate(("mean", "draw", "std")):
+            axes[row, column].imshow(images[name], **(hot if column and name == "std" else grey))
+            axes[row, column].set_axis_off()
+    for row, right in enumerate(("mean", "one sample", "deviation")):
+        for column, x, text, turn in ((0, -0.06, left[row], 0), (3, 1.05, right, 90)):
+            axis = axes[row, column]
+            place = {"ha": "right" if turn == 0 else "left", "va": "center", "rotation": turn}
+            axis.text(x, 0.5, text, transform=axis.transAxes, fontsize=9, **place)
+
+    below = {"wspace": 0.3, "left": 0.07, "right": 0.98, "bottom": 0.16, "top": 0.9}
+    plots = parts[1].subplots(1, 3, gridspec_kw=below)
+    for k, arm in enumerate(ARMS):
+        one, style = run.result("gaussian", arm, side, seed), {"color": f"C{k}", "markersize": 3}
+        line = {**style, "marker": "o", "linestyle": ":" if arm == "optimal" else "-"}
+        plots[0].plot(one["frequency"], one["rates"], label=LABELS[arm], **line)
         for axis, what in ((plots[1], "kl"), (plots[2], "rmse")):
-            curve = [
-                _mean([run.result("gaussian", arm, n, s) for s in config.seeds], what)
-                for n in config.sides
-            ]
-            axis.plot(config.sides, curve, marker="o", label=LABELS[arm])
-    for axis, x, y in (
-        (plots[0], f"frequency |k|, grid of {side} x {side}", "rate of a step"),
+            axis.plot(config.sides, run.means("gaussian", arm, what), label=LABELS[arm], **line)
+            if arm in LEARNED:
+                dashed = {**style, "linestyle": "--", "marker": "s"}
+                axis.plot(config.learned_sides, run.means("learned", arm, what), **dashed)
+    ticks = sorted({*config.sides, *config.learned_sides})
+    for axis, what, title in (
+        (plots[0], f"frequency |k|, {side} x {side} modes", "rate of a step"),
         (plots[1], "modes an axis", "KL a mode from the posterior"),
-        (plots[2], "modes an axis", "relative error of the posterior mean"),
+        (plots[2], "modes an axis", "relative error of the mean"),
     ):
         axis.set_xscale("log", base=2)
         axis.set_yscale("log")
-        axis.set_xlabel(x, fontsize=9)
-        axis.set_title(y, fontsize=9)
+        axis.set_xlabel(what, fontsize=9)
+        axis.set_title(title, fontsize=9)
+        axis.tick_params(labelsize=8, which="both")
         axis.spines[["top", "right"]].set_visible(False)
+        if axis is not plots[0]:
+            axis.set_xticks(ticks, [str(n) for n in ticks])
+    plots[0].plot([], [], "s--", color="0.5", markersize=3, label="learned prior")
     plots[0].legend(frameon=False, fontsize=7)
-    for axis in plots[1:]:
-        axis.set_xticks(config.sides, [str(n) for n in config.sides])
     with atomic(path) as temporary:
         figure.savefig(temporary, dpi=150, format="png")
     plt.close(figure)

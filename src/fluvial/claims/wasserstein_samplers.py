@@ -231,7 +231,10 @@ class Points:
             left_broadcast(f, x) for f in (alpha / sigma**2, 0.5 * (alpha / sigma) ** 2)
         )
         logits = (ratio * x) @ self.points.T - factor * self.points.square().sum(1)
-        return (logits + self.log_weights).softmax(1) @ self.points
+        logits = logits + self.log_weights
+        # numbers below the smallest normal one are slow, and e^-100 is nothing beside 1
+        logits = (logits - logits.detach().amax(1, keepdim=True)).clamp(min=-100)
+        return logits.softmax(1) @ self.points
 
 
 def posterior(seed: int) -> Points:

@@ -35,7 +35,8 @@ def shared_runs(
     """(reference, states by scheme and number of steps), all from ``x`` and by one motion.
 
     The reference is ``"so-jvp"`` in ``cells`` steps. Its own error is about that of half as many
-    steps, divided by 2: ask for those too where it matters.
+    steps, divided by 2: ask for those too where it matters. The midpoint schemes ask for no score
+    at times below the last that the reference asks for.
 
     Args:
         field: any, along ``path``.
@@ -56,11 +57,15 @@ def shared_runs(
     if odd:
         raise ValueError(f"counts must divide cells = {cells}, got {odd}")
     grid = partial(clock_grid, path) if grid is None else grid
-    brownian = SharedBrownian(noise.at(0), x, path, grid(cells))
+    finest = grid(cells)
+    brownian = SharedBrownian(noise.at(0), x, path, finest)
+    t_min = float(finest[-1, 0])
     simulated: Any = simulate  # whose parts take any state, and these only tensors
 
     def run(scheme: Scheme, steps: int) -> Tensor:
-        sampler = WassersteinSampler(scheme, hessian=hessian, order=order, brownian=brownian)
+        sampler = WassersteinSampler(
+            scheme, hessian=hessian, order=order, t_min=t_min, brownian=brownian
+        )
         return simulated(x, grid(steps), sampler, path, field, noise.at(1), **cond)
 
     runs = {(scheme, n): run(scheme, n) for scheme, values in counts.items() for n in values}

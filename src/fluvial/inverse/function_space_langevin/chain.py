@@ -114,9 +114,9 @@ class PreconditionedLangevin:
 
     def start(self, x: Tensor) -> None:
         self.tried, self.accepted = 0, 0.0
-        # once, and not at every step
-        self.gain, self.spread = self.gain.to(x), self.spread.to(x)
-        self.principal = Principal(*(part.to(x) for part in self.principal))
+        # converted once, and not at every step
+        frame = Principal(*(part.to(x) for part in self.principal))
+        self._like_x = self.gain.to(x), self.spread.to(x), frame
         return None
 
     def step(self, x: Tensor, memory: Any, run: Run) -> tuple[Tensor, Any, Tensor]:
@@ -131,7 +131,7 @@ class PreconditionedLangevin:
             )
         xi = run.noise.normal(x, "langevin")
         drift = self._drift(x, run) if memory is None else memory
-        gain, spread, frame = self.gain, self.spread, self.principal
+        gain, spread, frame = self._like_x
         if not self.metropolis:
             if frame.frame.ndim == 1:
                 moved = torch.addcmul(torch.addcmul(x, gain, drift), spread * frame.frame, xi)

@@ -510,6 +510,7 @@ class FunctionSpaceLangevin(nn.Module):
                 raise ValueError(f"x0 must hold {num} functions, got {len(x)}")
         record = Recorder(steps, burn, thin, states=states, progress=progress)
         pairs = torch.full((steps, 2), self.t, dtype=torch.float64)
+        # a chain stays at one time, and asks nothing of the path
         path = coloured_path(cov if cov.ndim == 1 else cov.diagonal())
         simulate(x, pairs, sampler, path, drift, noise, record)
         draws = torch.stack(record.kept, 1) + mean.to(like) if states else None

@@ -72,7 +72,7 @@ class SchrodingerBridge(nn.Module):
             noise (the published ``loss_scale``) and "clean" for clean (``mean_match``); "score" is
             the plain error of the drift.
         steps: of a simulation, when pairs are made and by default afterwards. Euler's method makes
-            the end of a unit Gaussian bridge of sigma = 1 too wide, by 1.0156 in variance with 20
+            the end of a unit Gaussian bridge of sigma = 1 too wide: its variance is 1.0156 with 20
             steps and 1.0031 with 100.
         shape: of one event; taken from the networks, ``format`` or the data if left out.
         format: how the user's data become numbers, and back; one for both sides.
@@ -121,12 +121,8 @@ class SchrodingerBridge(nn.Module):
             raise ValueError(f"the shape of an event differs: {shapes}")
         self.network0: Any = network0
         self.network1: Any = network1
-        self.reference, self.predicts, self.measure, self.steps = (
-            reference,
-            predicts,
-            measure,
-            steps,
-        )
+        self.reference, self.steps = reference, steps
+        self.predicts, self.measure = predicts, measure
         self.shape: tuple[int, ...] | None = next(iter(shapes.values()), None)
         self.format = format
         self.use: IntendedUse | None = IntendedUse(intended=self.intended)
@@ -182,8 +178,8 @@ class SchrodingerBridge(nn.Module):
             renew: steps after which the pairs are made anew, with a new optimiser too; None for
                 once a half-iteration. Published: 1,000 for images.
             coupling: the first coupling: how the rows of a batch are paired, independently or by
-                minibatch optimal transport; None for the reference process from x0, which only the
-                first direction is trained on (DSBM-IPF).
+                minibatch optimal transport; None for the reference process from the side that the
+                first direction aims at, x0, which only that direction is trained on (DSBM-IPF).
             method: ``"dsb"`` is iterative proportional fitting on simulated chains, for comparison;
                 ``coupling`` and ``away`` do not apply.
             directions: in what order. ``("backward",)`` alone is the published ablation IMF-b,
@@ -220,7 +216,8 @@ class SchrodingerBridge(nn.Module):
                 f"{tuple(x1.shape)}"
             )
         rule = Training(steps=steps, **{"ema": 0.999, "clip": 1.0, **training})
-        source = _Source(self, sides, pairs, coupling, method, Uniform(away, 1 - away), rule.seed)
+        times = Uniform(away, 1 - away)
+        source = _Source(self, sides, pairs, coupling, method, times, rule.seed, progress)
         # the reference coupling is for the direction that is trained first
         together = 1 if coupling is None or method == "dsb" else len(directions)
         stages: list[Stage] = []
@@ -240,14 +237,17 @@ class SchrodingerBridge(nn.Module):
             resume=resume,
             progress=progress,
             config={
-                "networks": [describe(self.network0), describe(self.network1)],
-                **self._options(),
-                "shape": None,
-                "coupling": repr(coupling),
-                "method": method,
-                "pairs": pairs,
-                "away": away,
-                **{name: Batches({"x": x}, 1, 0).fingerprint() for name, x in sides.items()},
+                "bridge": {
+                    "networks": [describe(self.network0), describe(self.network1)],
+                    **self._options(),
+                    "shape": None,  # may be learnt from the data, which have a fingerprint
+                    "coupling": repr(coupling),
+                    "method": method,
+                    "pairs": pairs,
+                    "away": away,
+                    "x0": Batches({"x": sides["backward"]}, 1, 0).fingerprint(),
+                    "x1": Batches({"x": sides["forward"]}, 1, 0).fingerprint(),
+                }
             },
             trackers=trackers,
         )
@@ -290,10 +290,18 @@ class SchrodingerBridge(nn.Module):
             return self.reference.drift(x, score(x, t))
         return -self.reference.drift(x, score(x, 1 - t))
 
-    @property
-    def velocity(self) -> Field:
-        """(f + b) / 2, the velocity of the probability flow, as a field in t."""
-        return _Velocity(self)
+    def flow(self, direction: Direction = "backward") -> Field:
+        """The velocity of the probability flow, (f + b) / 2, as a field on the direction's clock.
+
+        With s_0 and s_1 the scores that the networks stand for, dx/dt = sigma^2 (s_1(x, 1 - t) -
+        s_0(x, t)) / 2, for Ornstein-Uhlenbeck too, and the same with the two exchanged.
+        """
+        _check_direction(direction)
+        ours, theirs = (
+            convert(self.field(which), "score", self.reference)
+            for which in (direction, _other(direction))
+        )
+        return _Flow(ours, theirs, self.reference.diffusion)
 
     @torch.no_grad()
     def sample(
@@ -323,7 +331,7 @@ class SchrodingerBridge(nn.Module):
         Raises:
             TypeError, ValueError: as `translate`.
         """
-        x = self._checked(x, batch_size)
+        x = self._checked(x)
         return self._simulate(
             x, direction, noise, steps, sampler, batch_size=batch_size, record=True
         )
@@ -356,7 +364,7 @@ class SchrodingerBridge(nn.Module):
                 are not positive.
         """
         end = self._simulate(
-            self._checked(self._encoded("x", x), batch_size),
+            self._checked(self._encoded("x", x)),
             direction,
             noise,
             steps,
@@ -375,6 +383,7 @@ class SchrodingerBridge(nn.Module):
         *,
         steps: int | None = None,
         sampler: Sampler | None = None,
+        batch_size: int = 1_000,
     ) -> Tensor:
         """The other ends of ``x`` along the probability flow dx/dt = (f + b) / 2: a map, no noise.
 
@@ -386,20 +395,19 @@ class SchrodingerBridge(nn.Module):
             steps: equal steps.
             sampler: of the ODE, `Midpoint` by default: at the ends the drifts of networks that
                 predict the end or the noise are undetermined.
+            batch_size: rows at a time.
         """
-        _check_direction(direction)
-        x = self._checked(x, 1)
-        count = self.steps if steps is None else steps
-        pairs = uniform_grid(count) if direction == "backward" else uniform_grid(count, 0.0, 1.0)
-        run: Any = simulate
-        return cast(
-            Tensor,
-            run(x, pairs, sampler or Midpoint(), self.reference, self.velocity, KeyedNoise(0)),
+        solver = Midpoint() if sampler is None else sampler
+        return self._simulate(
+            self._checked(x),
+            self.flow(direction),
+            KeyedNoise(0),
+            steps,
+            solver,
+            batch_size=batch_size,
         )
 
-    def _checked(self, x: Tensor, batch_size: int) -> Tensor:
-        if batch_size < 1:
-            raise ValueError(f"batch_size must be at least 1, got {batch_size}")
+    def _checked(self, x: Tensor) -> Tensor:
         if not isinstance(x, Tensor) or not x.is_floating_point():
             raise TypeError(f"x must be a floating tensor, got {getattr(x, 'dtype', type(x))}")
         if self.shape is None:
@@ -423,6 +431,8 @@ class SchrodingerBridge(nn.Module):
         progress: bool = False,
     ) -> Tensor:
         """The last states, (rows, *event), or all of them, (steps + 1, rows, *event)."""
+        if batch_size < 1:
+            raise ValueError(f"batch_size must be at least 1, got {batch_size}")
         sampler = EulerMaruyama() if sampler is None else sampler
         field = self.field(what) if isinstance(what, str) else what
         if isinstance(sampler, Ancestral):
@@ -433,7 +443,7 @@ class SchrodingerBridge(nn.Module):
         self.eval()
         try:
             starts = range(0, len(x), batch_size)
-            for start in tqdm(starts, desc="simulating", unit="batch", disable=not progress):
+            for start in tqdm(starts, desc="simulating", leave=False, disable=not progress):
                 rows = torch.arange(start, min(len(x), start + batch_size))
                 used = _Recorder(sampler) if record else sampler
                 result[-1, rows] = run(
@@ -512,6 +522,7 @@ class _Source:
     method: str
     times: Uniform
     seed: int
+    progress: bool
 
     def stage(
         self, number: int, direction: Direction, before: Direction | None
@@ -546,7 +557,8 @@ class _Source:
         """True points of the side that ``before`` starts from, and what it makes of them."""
         start = self._rows(self.sides[_other(before)], self.pairs, number)
         with torch.no_grad():
-            end = self.model._simulate(start, before, KeyedNoise(self.seed).at(number))
+            noise = KeyedNoise(self.seed).at(number)
+            end = self.model._simulate(start, before, noise, progress=self.progress)
         return {"x": end, "x1": start} if direction == before else {"x": start, "x1": end}
 
     def _chains(self, number: int, direction: Direction, before: Direction | None) -> Data:
@@ -557,7 +569,8 @@ class _Source:
         if before is not None:
             field = convert(self.model.field(before), "score", reference)
         with torch.no_grad():
-            states = self.model._simulate(start, field, noise, record=True)
+            simulate = self.model._simulate
+            states = simulate(start, field, noise, record=True, progress=self.progress)
             return increments(states, field, reference)
 
     def _rows(self, x: Tensor, count: int, number: int) -> Tensor:
@@ -566,13 +579,14 @@ class _Source:
 
 
 @dataclass(frozen=True)
-class _Velocity:
-    model: SchrodingerBridge
+class _Flow:
+    ours: Field
+    theirs: Field
+    diffusion: float
     predicts: str = "velocity"
 
     def __call__(self, x: Tensor, t: Tensor, **cond: Any) -> Tensor:
-        forward, backward = (self.model.drift(x, t, d) for d in ("forward", "backward"))
-        return (forward + backward) / 2
+        return (self.theirs(x, 1 - t) - self.ours(x, t)) * (self.diffusion**2 / 2)
 
 
 class _Recorder:
