@@ -26,7 +26,6 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 import matplotlib
-import numpy as np
 import torch
 from torch import Tensor
 from tqdm import tqdm
@@ -35,7 +34,7 @@ from fluvial.claims.parallel import side_by_side
 from fluvial.claims.report import Report, open_run, write_report
 from fluvial.claims.verdict import Comparison
 from fluvial.core.noise import KeyedNoise
-from fluvial.data.packages import extra
+from fluvial.data.photographs import LICENCES, grey, photograph
 from fluvial.inverse.function_space_langevin import (
     FunctionSpaceLangevin,
     ModeNetwork,
@@ -209,17 +208,9 @@ PRESETS: dict[str, Config] = {
 
 
 @functools.cache
-def photograph(name: str) -> Tensor:
-    """A photograph that ships in scikit-learn or scikit-image, grey in [0, 1], float64."""
-    if name in ("china", "flower"):
-        from sklearn.datasets import load_sample_image
-
-        pixels = load_sample_image(f"{name}.jpg")
-    else:
-        pixels = getattr(extra("skimage.data", "vision", "these photographs"), name)()
-    image = torch.from_numpy(np.asarray(pixels, dtype=np.float64)) / 255
-    # luma of ITU-R BT.601, as PIL's
-    return image if image.ndim == 2 else image[..., :3] @ image.new_tensor([0.299, 0.587, 0.114])
+def brightness(name: str) -> Tensor:
+    """(height, width) grey of a photograph in [0, 1], float64."""
+    return grey(photograph(name).double() / 255)[0]
 
 
 def window(image: Tensor, side: int, where: Tensor) -> Tensor:
@@ -242,7 +233,7 @@ def window(image: Tensor, side: int, where: Tensor) -> Tensor:
 
 def windows(count: int, side: int, seed: int) -> Tensor:
     """(count, side, side) windows of `OTHERS`, in turn."""
-    images = [photograph(name) for name in OTHERS]
+    images = [brightness(name) for name in OTHERS]
     where = KeyedNoise(WINDOWS).at(seed).uniform(torch.empty(count, 3, dtype=torch.float64))
     return torch.stack(
         [window(images[k % len(images)], side, place) for k, place in enumerate(where)]
@@ -251,7 +242,7 @@ def windows(count: int, side: int, seed: int) -> Tensor:
 
 def truth(side: int, seed: int) -> Tensor:
     """(side, side): the middle of a photograph of `TESTS`, as large as fits, less its mean."""
-    image = photograph(TESTS[seed % len(TESTS)])
+    image = brightness(TESTS[seed % len(TESTS)])
     return window(image, side, image.new_tensor([0.999, 0.5, 0.5]))
 
 
@@ -473,7 +464,7 @@ def run(
         data={
             "name": "photographs",
             "source": "scikit-learn and scikit-image, shipped in the packages",
-            "licence": "china and flower CC BY 2.0; those of scikit-image public domain or CC0",
+            "licence": LICENCES,
             "deblurred": ", ".join(dict.fromkeys(TESTS[seed % len(TESTS)] for seed in seeds)),
             "prior": ", ".join(OTHERS),
         },
