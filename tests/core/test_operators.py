@@ -329,6 +329,33 @@ def test_check_operator() -> None:
         check_operator(wrong, x)
 
 
+def test_check_operator_asks_of_an_iterative_one_what_it_promises() -> None:
+    x = normal(2, 1, 16, 16, tag="x")
+    radon = Radon(torch.linspace(0, 3, 12), (1, 16, 16))
+    check_operator(radon, x)
+    check_operator(radon @ Mask(x[:1] > 0), x)
+    radon.iterations = 2
+    with (
+        pytest.warns(RuntimeWarning, match="after 2 iterations"),
+        pytest.raises(ValueError, match=r"A_dagger does not solve A\^T A x = A\^T y of Radon"),
+    ):
+        check_operator(radon, x)
+
+
+@pytest.mark.parametrize("key", CASES)
+def test_no_rows_and_half_precision(key: str) -> None:
+    operator, x, y = states(key)
+    if operator.rows == 1 and operator.in_shape and operator.out_shape:
+        assert operator.A(x[:0]).shape == (0, *operator.out_shape)
+        assert operator.A_adjoint(y[:0]).shape == (0, *operator.in_shape)
+        assert operator.A_dagger(y[:0]).shape == operator.project(x[:0]).shape == x[:0].shape
+    for dtype, close in ((torch.float16, 2e-2), (torch.bfloat16, 1e-1)):
+        found, adjoint = operator.A(x.to(dtype)), operator.A_adjoint(y.to(dtype))
+        assert found.dtype == adjoint.dtype == dtype
+        assert_close(found.double(), operator.A(x), close)
+        assert_close(adjoint.double(), operator.A_adjoint(y), close)
+
+
 # Kernels and masks
 
 

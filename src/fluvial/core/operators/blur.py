@@ -30,6 +30,7 @@ class Blur(Operator):
 
     in_shape: Shape
     out_shape: Shape
+    widens = True
 
     def __init__(self, kernel: Tensor, in_shape: Shape, cutoff: float = 1e-3) -> None:
         dims = kernel.ndim - 1
@@ -82,8 +83,7 @@ class Blur(Operator):
         return self._filter("inverse", y)
 
     def project(self, x: Tensor) -> Tensor:
-        self._check("x", x, self.in_shape)
-        return self._filter("kept", x)
+        return self._apply(lambda x: self._filter("kept", x), "x", x, self.in_shape, self.in_shape)
 
 
 def gaussian_kernel(std: Tensor | float, dims: int = 2, angle: Tensor | float = 0.0) -> Tensor:

@@ -27,6 +27,7 @@ class AveragePool(Operator):
 
     in_shape: Shape
     out_shape: Shape
+    widens = True
 
     def __init__(self, factor: tuple[int, ...], in_shape: Shape) -> None:
         self.factor = tuple(factor)

@@ -31,6 +31,7 @@ class SubsampledFourier(Operator):
 
     in_shape: Shape
     out_shape: Shape
+    widens = True
 
     def __init__(self, kept: Tensor, in_shape: Shape) -> None:
         if kept.dtype != torch.bool:
