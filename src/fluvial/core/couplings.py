@@ -51,7 +51,7 @@ class OptimalTransport:
         ValueError: unequal batches or events, no rows, a value that is not finite.
         """
         _check(x0, x1)
-        return _draw(_exact(_costs(x0, x1)), noise, x0)
+        return _optimal(_costs(x0, x1), x0)
 
 
 @dataclass(frozen=True)
@@ -167,7 +167,7 @@ class ConditionalOptimalTransport:
         assert label is not None and label1 is not None
         costs, label, label1 = _costs(x0, x1), label.cpu(), label1.cpu()
         if self.weight < math.inf:
-            return _draw(_exact(costs + self.weight * _mismatch(label, label1)), noise, x0)
+            return _optimal(costs + self.weight * _mismatch(label, label1), x0)
         if label.is_floating_point() or label.ndim != 1:
             raise ValueError(
                 "pairing within classes needs integer labels (batch,), got "
@@ -260,8 +260,14 @@ def _mismatch(label: Tensor, label1: Tensor) -> np.ndarray[Any, Any]:
 def _exact(costs: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     import ot
 
-    # A vertex of the polytope: a permutation where rows and columns are equally many.
     return np.asarray(ot.emd([], [], costs, numItermax=10_000_000))
+
+
+def _optimal(costs: np.ndarray[Any, Any], x0: Tensor) -> Tensor:
+    """Of equally many rows, a best plan is a permutation, which is found sooner as one."""
+    from scipy.optimize import linear_sum_assignment
+
+    return torch.from_numpy(linear_sum_assignment(costs)[1]).to(x0.device)
 
 
 def _draw(plan: np.ndarray[Any, Any], noise: Noise, x0: Tensor) -> Tensor:
