@@ -79,7 +79,7 @@ def test_same_numbers_again_after_an_interruption(smoke: tuple[Path, dict], tmp_
 def test_scales_are_chosen_on_validation_images_only(smoke: tuple[Path, dict]) -> None:
     out, result = smoke
     config = claim.PRESETS["smoke"]
-    run = claim._ClaimRun(config, claim._read(config), out, False)
+    run = claim._ClaimRun(config, out, False)
     a = config.levels[1]
     target = run.field("U-Net", 0)(run.states(a, None), demonstrations.time_at(a)).detach()
     tried = run.estimates("local", None)

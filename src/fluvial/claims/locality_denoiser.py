@@ -13,11 +13,10 @@ Wiener filter's.
 
 from __future__ import annotations
 
-import json
+import functools
 import math
 import statistics
 import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,8 +42,8 @@ from fluvial.claims.locality_demonstrations import (
     time_at,
     wiener_rows,
 )
-from fluvial.claims.parallel import side_by_side
 from fluvial.claims.report import Report, open_run, write_report
+from fluvial.claims.resumable import Resumable
 from fluvial.claims.verdict import Comparison
 from fluvial.core.gaussian.losses import Matching
 from fluvial.core.gaussian.multistep import DDIM
@@ -62,7 +61,7 @@ from fluvial.images.locality import (
     cosine,
 )
 from fluvial.networks import DiT, UNet
-from fluvial.training.files import load_model, save_model, write_json
+from fluvial.training.files import load_model, save_model
 from fluvial.training.loop import Stage, Training, train
 
 SYSTEM = "locality-denoiser"
@@ -261,18 +260,18 @@ def run(
         FileNotFoundError, ValueError: the data is not there, or not of images.
     """
     data = _read(config)
-    run = _ClaimRun(config, data, open_run(out, preset, config, force=force), progress)
+    run = _ClaimRun(config, open_run(out, preset, config, force=force), progress)
     for seed in config.seeds:
-        run.both("fit", [(arm, seed) for arm in ARMS])
-    run.both("outputs", [(group, None) for group in GROUPS])
+        run.each("fit", [(arm, seed) for arm in ARMS])
+    run.each("outputs", [(group, None) for group in GROUPS])
     scores: dict[Arm, dict[int, dict[float, dict[str, Score]]]] = {arm: {} for arm in ARMS}
     for seed in config.seeds:
         for arm in ARMS:
             run.choice(arm, seed)
-        run.both("outputs", [(group, seed) for group in GROUPS])
+        run.each("outputs", [(group, seed) for group in GROUPS])
         for arm in ARMS:
             scores[arm][seed] = run.scores(arm, seed)
-    run.both("demonstrate", [("digits",), ("photographs",)])
+    run.each("demonstrate", [("digits",), ("photographs",)])
     comparisons = [
         Comparison(
             f"R^2 to the {arm}, mean over levels: locality less {name}",
@@ -311,52 +310,23 @@ Scores: TypeAlias = Mapping[Arm, Mapping[int, Mapping[float, Mapping[str, Score]
 
 
 @dataclass
-class _ClaimRun:
+class _ClaimRun(Resumable):
     """The steps of a run. Each leaves a file in ``out``, and is skipped where that file is."""
 
     config: Config
-    data: _Data
     out: Path
     progress: bool
 
     def __post_init__(self) -> None:
-        self.started = time.perf_counter()
+        super().__post_init__()
+        self.data = _read(self.config)
         self._denoisers: dict[str, Denoiser] = {}
-
-    def _stored(self, name: str, make: Callable[[], Any]) -> Any:
-        path = self.out / name
-        if not path.exists():
-            write_json(path, make())
-        return json.loads(path.read_text(encoding="utf-8"))
 
     def _tensors(self, name: str, make: Callable[[], dict[str, Tensor]]) -> dict[str, Tensor]:
         path = self.out / f"{name}.safetensors"
         if not path.exists():
             save_model(path, make(), {"system": "tensors"})
         return load_model(path)[0]
-
-    def spent(self) -> float:
-        """Seconds of this session and of the ones before it."""
-        path = self.out / "sessions.json"
-        before = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
-        sessions = [*before, time.perf_counter() - self.started]
-        write_json(path, sessions)
-        return math.fsum(sessions)
-
-    def both(self, method: str, calls: Sequence[tuple[Any, ...]]) -> None:
-        """Call a method twice, side by side unless the configuration says otherwise."""
-        if not self.config.side_by_side:
-            for arguments in calls:
-                getattr(self, method)(*arguments)
-            return
-        first = calls[0]
-        side_by_side(
-            _in_process,
-            [
-                (self.config, self.out, self.progress and call is first, method, call)
-                for call in calls
-            ],
-        )
 
     # Networks
 
@@ -467,7 +437,7 @@ class _ClaimRun:
                     scales.append(best)
             return chosen
 
-        stored = self._stored(f"{self.folder(arm, seed).name}/choice.json", make)
+        stored = self.stored(f"{self.folder(arm, seed).name}/choice.json", make)
         return {
             name: dict(zip(self.config.levels, values, strict=True))
             for name, values in stored.items()
@@ -489,7 +459,7 @@ class _ClaimRun:
                 rows.append(demonstrations.scores({**got, arm: target}, target, clean))
             return rows
 
-        stored = self._stored(f"{self.folder(arm, seed).name}/scores.json", make)
+        stored = self.stored(f"{self.folder(arm, seed).name}/scores.json", make)
         return dict(zip(self.config.levels, stored, strict=True))
 
     # Demonstrations
@@ -505,7 +475,7 @@ class _ClaimRun:
                 return demonstrations.digits(steps, few, tenth, config.levels, self.progress)
             return demonstrations.photographs(steps, tenth, config.levels, self.progress)
 
-        return cast(dict[str, Any], self._stored(f"{name}.json", make))
+        return cast(dict[str, Any], self.stored(f"{name}.json", make))
 
     def maps(self) -> dict[str, Tensor]:
         """Mean Jacobian rows of the centre, (levels, channels, height, width), by name."""
@@ -668,12 +638,6 @@ class _ClaimRun:
         image_grid(self.out / "samples.png", torch.cat(rows), SHOWN)
 
 
-def _in_process(
-    config: Config, out: Path, progress: bool, method: str, arguments: tuple[Any, ...]
-) -> None:
-    getattr(_ClaimRun(config, _read(config), out, progress), method)(*arguments)
-
-
 @dataclass(frozen=True)
 class _Data:
     """uint8 images by part."""
@@ -686,6 +650,7 @@ class _Data:
         return tuple(self.parts["train"].shape[1:])
 
 
+@functools.cache
 def _read(config: Config) -> _Data:
     data = read(config.data, progress=False)
     if data.format.kind != "images":

@@ -9,13 +9,13 @@ features of a classifier trained on the training images.
 
 from __future__ import annotations
 
-import json
+import functools
 import math
 import shutil
 import statistics
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
@@ -26,8 +26,9 @@ import torch
 from torch import Tensor
 
 from fluvial.claims.figure import image_grid, samples_and_curves
-from fluvial.claims.parallel import side_by_side, threads_each
+from fluvial.claims.parallel import threads_each
 from fluvial.claims.report import Report, open_run, write_report
+from fluvial.claims.resumable import Resumable
 from fluvial.claims.verdict import Comparison
 from fluvial.core.gaussian.ode import Euler
 from fluvial.core.noise import KeyedNoise
@@ -42,7 +43,7 @@ from fluvial.metrics import (
     train_classifier,
 )
 from fluvial.networks import DiT
-from fluvial.training.files import load_model, save_model, write_json
+from fluvial.training.files import load_model, save_model
 
 SYSTEM = "meanflow"
 CLAIM = (
@@ -223,13 +224,13 @@ def run(
         FileNotFoundError: the data is a file that is not there.
     """
     data = _read(config.data)
-    run = _ClaimRun(config, data, open_run(out, preset, config, force=force), progress)
+    run = _ClaimRun(config, open_run(out, preset, config, force=force), progress)
     rates = zip_longest(config.lr, config.rival_lr)
     for candidates in rates if max(len(config.lr), len(config.rival_lr)) > 1 else ():
-        run.both("search", [(arm, lr) for arm, lr in zip(ARMS, candidates, strict=True)])
+        run.each("search", [(arm, lr) for arm, lr in zip(ARMS, candidates, strict=True)])
     best = {arm: run.best_lr(arm) for arm in ARMS}
     for seed in config.seeds:
-        run.both("distances", [(arm, best[arm], seed) for arm in ARMS])
+        run.each("distances", [(arm, best[arm], seed) for arm in ARMS])
     scores: Scores = {
         arm: {seed: run.distances(arm, best[arm], seed) for seed in config.seeds} for arm in ARMS
     }
@@ -264,38 +265,23 @@ def run(
 
 
 @dataclass
-class _ClaimRun:
+class _ClaimRun(Resumable):
     """The steps of a run. Each leaves a file in ``out``, and is skipped where that file is."""
 
     config: Config
-    data: _Data
     out: Path
     progress: bool
 
     def __post_init__(self) -> None:
-        self.started = time.perf_counter()
+        super().__post_init__()
+        self.data = _read(self.config.data)
         self.classifier = self._classifier()
-        self.step_seconds: dict[str, float] = self._stored("step_seconds.json", self._time_steps)
+        self.step_seconds: dict[str, float] = self.stored("step_seconds.json", self._time_steps)
         ours, rival = (self.step_seconds[arm] for arm in ARMS)
         self.steps: dict[str, int] = {
             "meanflow": self.config.steps,
             "flow matching": round(self.config.steps * max(1.0, ours / rival)),
         }
-
-    def _stored(self, name: str, make: Callable[[], Any]) -> Any:
-        path = self.out / name
-        if not path.exists():
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write_json(path, make())
-        return json.loads(path.read_text(encoding="utf-8"))
-
-    def spent(self) -> float:
-        """Seconds of this session and of the ones before it."""
-        path = self.out / "sessions.json"
-        before = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
-        self._sessions = [*before, time.perf_counter() - self.started]
-        write_json(path, self._sessions)
-        return math.fsum(self._sessions)
 
     def _classifier(self) -> ConvFeatures:
         path = self.out / "classifier.safetensors"
@@ -360,27 +346,6 @@ class _ClaimRun:
             progress=self.progress,
         )
 
-    def both(self, method: str, calls: Sequence[tuple[Any, ...]]) -> None:
-        """Call a method for both arms, side by side unless the configuration says otherwise."""
-        if not self.config.side_by_side:
-            for arguments in calls:
-                getattr(self, method)(*arguments)
-            return
-        # one bar is enough: the arms take the same time
-        side_by_side(
-            _in_process,
-            [
-                (
-                    self.config,
-                    self.out,
-                    self.progress and arguments[0] == ARMS[0],
-                    method,
-                    arguments,
-                )
-                for arguments in calls
-            ],
-        )
-
     def _candidates(self, arm: Arm) -> tuple[float, ...]:
         return self.config.lr if arm == "meanflow" else self.config.rival_lr
 
@@ -399,7 +364,7 @@ class _ClaimRun:
                 for count in counts
             )
 
-        return float(self._stored(f"search/{folder.name}.json", measure))
+        return float(self.stored(f"search/{folder.name}.json", measure))
 
     def best_lr(self, arm: Arm) -> float:
         """The learning rate with the lowest score of `search`."""
@@ -416,7 +381,7 @@ class _ClaimRun:
                 count: self._distance(model, arm, count, "test", seed) for count in EVALUATIONS[arm]
             }
 
-        stored = self._stored(f"{folder.name}/distances.json", measure)
+        stored = self.stored(f"{folder.name}/distances.json", measure)
         return {int(count): Interval(*values) for count, values in stored.items()}
 
     def _distance(self, model: MeanFlow, arm: Arm, count: int, part: str, seed: int) -> Interval:
@@ -444,7 +409,7 @@ class _ClaimRun:
             ]
             return bootstrap_interval(frechet_distance, *map(self._features, images))
 
-        return Interval(*self._stored("floor.json", measure))
+        return Interval(*self.stored("floor.json", measure))
 
     def accuracy(self) -> float:
         """Of the classifier, on held-out images."""
@@ -519,12 +484,6 @@ def _row(
     }
 
 
-def _in_process(
-    config: Config, out: Path, progress: bool, method: str, arguments: tuple[Any, ...]
-) -> None:
-    getattr(_ClaimRun(config, _read(config.data), out, progress), method)(*arguments)
-
-
 @dataclass(frozen=True)
 class _Data:
     """Floating images by part, with their labels."""
@@ -539,6 +498,7 @@ class _Data:
         return max(1.0, float(self.parts["train"][0].abs().max()))
 
 
+@functools.cache
 def _read(name: str) -> _Data:
     if name in SETS:
         data = SETS[name]()

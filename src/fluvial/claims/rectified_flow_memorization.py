@@ -13,7 +13,6 @@ import json
 import math
 import statistics
 import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,8 +27,8 @@ import torch
 from torch import Tensor, nn
 
 from fluvial.claims import memorization_panels as panels
-from fluvial.claims.parallel import side_by_side
 from fluvial.claims.report import Report, open_run, write_report
+from fluvial.claims.resumable import Resumable
 from fluvial.claims.verdict import Comparison
 from fluvial.core.noise import KeyedNoise
 from fluvial.data import SETS, scaled
@@ -325,7 +324,7 @@ class _Pairs(NamedTuple):
 
 
 @dataclass
-class _ClaimRun:
+class _ClaimRun(Resumable):
     """The steps of a run. Each training leaves a file in ``out``, and is skipped where that is."""
 
     config: Config
@@ -333,21 +332,13 @@ class _ClaimRun:
     progress: bool
 
     def __post_init__(self) -> None:
-        self.started = time.perf_counter()
+        super().__post_init__()
         self._sets: dict[Part, _Set] = {}
 
     def set(self, part: Part) -> _Set:
         if part not in self._sets:
             self._sets[part] = _read(self.config, part)
         return self._sets[part]
-
-    def spent(self) -> float:
-        """Seconds of this session and of the ones before it."""
-        path = self.out / "sessions.json"
-        before = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
-        sessions = [*before, time.perf_counter() - self.started]
-        write_json(path, sessions)
-        return math.fsum(sessions)
 
     def pairs(self, arm: Arm, seed: int) -> _Pairs:
         """The pairs of an arm: a function of its part, its pairing and the seed."""
@@ -368,15 +359,7 @@ class _ClaimRun:
 
     def train(self, jobs: Sequence[tuple[Arm, int]]) -> None:
         """Every training that has not ended, two at a time unless the configuration says else."""
-        left = [job for job in jobs if not self._scores(*job).exists()]
-        if not self.config.side_by_side or len(left) < 2:
-            for job in left:
-                self.fit(*job)
-            return
-        side_by_side(
-            _in_process,
-            [(self.config, self.out, self.progress and k == 0, left[k::2]) for k in range(2)],
-        )
+        self.each("fit", [job for job in jobs if not self._scores(*job).exists()])
 
     def _scores(self, arm: Arm, seed: int) -> Path:
         return self.out / arm.folder(seed) / "scores.json"
@@ -602,9 +585,9 @@ class _ClaimRun:
         source, target, optimal = (x[:FOLLOWED] for x in self.pairs(arm, self.config.seeds[0]))
         field, way = self._model(arm).field, [source]
         for k in range(self.config.euler):
-            time = torch.tensor(1 - k / self.config.euler)
+            t = torch.tensor(1 - k / self.config.euler)
             with torch.no_grad():
-                way.append(way[-1] - field(way[-1], time) / self.config.euler)
+                way.append(way[-1] - field(way[-1], t) / self.config.euler)
         return torch.stack(way), target, optimal
 
     def _curves(self, name: str) -> dict[str, dict[int, float]]:
@@ -646,9 +629,3 @@ def _watched(config: Config) -> list[Arm]:
     """Trainings along which the gradient variance is measured."""
     digits = [Arm("digits", "shuffled", noise) for noise in (0.0, DIGITS_CURE)]
     return [*digits, *(Arm("images", "shuffled", noise) for noise in (0.0, config.cure))]
-
-
-def _in_process(config: Config, out: Path, progress: bool, jobs: Sequence[tuple[Arm, int]]) -> None:
-    run = _ClaimRun(config, out, progress)
-    for arm, seed in jobs:
-        run.fit(arm, seed)
