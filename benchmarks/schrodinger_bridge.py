@@ -31,6 +31,7 @@ import time
 import warnings
 from collections.abc import Callable
 
+import numpy as np
 import ot
 import torch
 from torch import Tensor, nn
@@ -152,6 +153,7 @@ def sb_cfm(config: Config, sides: Sides, seed: int) -> Translate:
     optimizer = torch.optim.AdamW(both.parameters(), config.lr, betas=(0.9, 0.95), weight_decay=0)
     average = {name: value.clone() for name, value in both.state_dict().items()}
     torch.manual_seed(seed)
+    np.random.seed(seed)  # noqa: NPY002 (torchcfm draws partners from the global generator)
     steps = config.half_iterations // 2 * config.steps
     for step in range(steps):
         x, y = (

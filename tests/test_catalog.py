@@ -6,12 +6,14 @@ import re
 import tomllib
 from collections import Counter
 from importlib import import_module
+from inspect import signature
 from pathlib import Path
 
 import pytest
 
 from fluvial import catalog
 from fluvial.catalog import BEGIN, END, SYSTEMS, WINGS, System
+from fluvial.training.recipe import as_json
 
 ROOT = Path(__file__).parents[1]
 
@@ -129,9 +131,15 @@ def test_without_arguments_the_table_is_printed(capsys: pytest.CaptureFixture[st
     assert capsys.readouterr().out == catalog.markdown_table() + "\n"
 
 
+@pytest.mark.parametrize("system", [s for s in SYSTEMS if s.recipe], ids=lambda s: s.name)
+def test_a_system_joins_two_data_sets_if_its_recipe_reads_two(system: System):
+    parameters = signature(system.load_recipe().prepare).parameters
+    assert ("target" in parameters) == system.joins
+
+
 def test_a_recipe_makes_models_of_a_users_data():
     assert {"meanflow"} <= {system.name for system in SYSTEMS if system.recipe}
     recipe = catalog.get("meanflow").load_recipe()
-    assert recipe().as_json()["steps"] > 0
+    assert as_json(recipe())["steps"] > 0
     with pytest.raises(ValueError, match="'saemark-watermark' has no recipe"):
         catalog.get("saemark-watermark").load_recipe()

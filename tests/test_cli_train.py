@@ -208,7 +208,7 @@ def test_json_is_all_there_is(place: Path, tmp_path: Path, capsys: Capture) -> N
     assert document == {"run": str(out), **read_json(out / "result.json")}
     assert document["metrics"] == [] and document["weights"] == "ema-0.5"
     assert document["notes"] == [
-        "Nothing was held out: the first of the averages was taken, unmeasured."
+        "The loss was not measured on held-out rows: the first of the averages was taken."
     ]
     target = tmp_path / "x.npy"
     assert cli.main(["sample", str(out), "--n", "3", "--out", str(target), "--json"]) == 0

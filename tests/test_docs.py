@@ -127,6 +127,7 @@ def test_a_file_that_is_no_result_of_the_system_is_refused(
 @pytest.mark.parametrize(
     ("page", "count"),
     [
+        ("bridges", 3),
         ("concepts", 7),
         ("own", 4),
         ("training", 5),

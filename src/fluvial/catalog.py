@@ -56,6 +56,9 @@ class System:
         claim: the module that runs the paper's central claim; ``None`` while it is planned.
         recipe: dotted path of the dataclass with which `fluvial train` makes a model of a user's
             data; ``None`` for a system that is not trained on such data.
+        joins: whether its models join two data sets, and take rows of one to the other, in place of
+            making samples of noise: `fluvial train` wants a --target, and `fluvial translate` does
+            what `fluvial sample` does for others.
         extra: the extra of ``pyproject.toml`` that the system needs, ``None`` if none.
     """
 
@@ -70,6 +73,7 @@ class System:
     cls: str | None = None
     claim: str | None = None
     recipe: str | None = None
+    joins: bool = False
     extra: str | None = None
 
     @property
@@ -229,6 +233,7 @@ SYSTEMS: tuple[System, ...] = (
         cls="fluvial.transport.schrodinger_bridge.SchrodingerBridge",
         claim="fluvial.claims.schrodinger_bridge_imf",
         recipe="fluvial.transport.schrodinger_bridge.recipe.Recipe",
+        joins=True,
     ),
     System(
         name="semidual-ot-maps",

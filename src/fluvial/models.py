@@ -49,7 +49,7 @@ def load(
     """
     file = _file(Path(path))
     header = read_header(file)
-    cls = _class(file, header.get("system"))
+    cls = _class(_system(file, header.get("system")))
     other = None if weights is None else load_model(_weights(file.parent, weights))[0]
     model = cls.load(file) if network is None else cls.load(file, network=network)
     if other is not None:
@@ -60,6 +60,16 @@ def load(
     if model.use is not None:
         _compare(file, model.use.digest, header)
     return model
+
+
+def system_of(path: str | os.PathLike[str]) -> catalog.System:
+    """The system of the model in a file or in the folder of a run. Only the header is read.
+
+    Raises:
+        FileNotFoundError, ValueError: as `load`.
+    """
+    file = _file(Path(path))
+    return _system(file, read_header(file).get("system"))
 
 
 def _file(path: Path) -> Path:
@@ -76,7 +86,7 @@ def _file(path: Path) -> Path:
     raise FileNotFoundError(f"no model in {path}: the folder has no {MODEL}")
 
 
-def _class(file: Path, name: Any) -> Any:
+def _system(file: Path, name: Any) -> catalog.System:
     if name == "weights":
         raise ValueError(
             f"{file} holds weights only, of a training: fluvial.load(RUN, weights={file.stem!r})"
@@ -87,14 +97,18 @@ def _class(file: Path, name: Any) -> Any:
         raise ValueError(f"{file} is of a system that this version lacks: {error}") from error
     if system.planned:
         raise ValueError(f"{file} is of the system {name!r}, which is planned in this version")
+    return system
+
+
+def _class(system: catalog.System) -> Any:
     try:
         return system.load()
     except ModuleNotFoundError as error:
         if system.extra is None:
             raise
         raise ModuleNotFoundError(
-            f"{name} needs the extra {system.extra!r}: pip install 'fluvial[{system.extra}]' "
-            f"({error})"
+            f"{system.name} needs the extra {system.extra!r}: "
+            f"pip install 'fluvial[{system.extra}]' ({error})"
         ) from error
 
 

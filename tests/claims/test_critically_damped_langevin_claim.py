@@ -131,6 +131,13 @@ def test_data(name: str) -> None:
     assert not rows & {tuple(row) for row in parts["test"].tolist()}
 
 
+def test_the_full_size_is_the_published_one() -> None:
+    full = claim.PRESETS["full"]
+    parts, _ = claim.SETS["funnel"](replace(full, components=1))
+    assert len(parts["train"]) == 50_000
+    assert full.steps * full.batch_size == 2_000 * 50_000
+
+
 def test_bad_configurations() -> None:
     for options, message in (
         ({"seeds": ()}, "seeds needs"),

@@ -11,12 +11,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from fluvial.claims import wasserstein_samplers as claim
 from fluvial.core.gaussian.paths import VPLinear
 from fluvial.core.noise import KeyedNoise
+from fluvial.core.simulate import simulate
+from fluvial.core.time import uniform_grid
+from fluvial.dynamics.wasserstein_samplers import WassersteinSampler
 from fluvial.training.loop import train
 from fluvial.training.stage import Stage, Training
+
+from ..core.toys import Constant
 
 FILES = ("config.json", "table.md", "README.md", "result.json", "figure.png")
 
@@ -95,6 +101,45 @@ def test_orders_and_steps_of_a_power_law() -> None:
     assert claim.steps_to_reach(flat, 0.5) == math.inf
 
 
+def test_reference_of_digits_has_the_times_of_the_schemes_and_short_last_steps() -> None:
+    for cells, count in ((16, 4), (800, 200), (1600, 200)):
+        grid = claim.refined(cells, count)
+        times = [*grid[:, 0].tolist(), 0.0]
+        assert grid[0, 0] == 1 and grid[-1, 1] == 0 and len(grid) % 2 == 0
+        assert (grid[:, 0] > grid[:, 1]).all() and times[-2] <= claim.SHORTEST
+        assert all(min(abs(t - k / count) for t in times) < 1e-12 for k in range(count + 1))
+        # no step is more than the part of its time that the first of the short ones is
+        steps = (grid[:-1, 0] - grid[:-1, 1]) / grid[:-1, 0]
+        assert steps.max() < count / cells + 1e-9
+
+
+def test_reference_of_digits_converges_where_the_score_grows_as_a_root() -> None:
+    """A network's noise that does not vanish at t = 0, as of one trained for a while.
+
+    In closed form: a noise prediction of 1 moves x by the integral of -e^(s / 2) / sqrt(1 - e^-s),
+    which is -2 sqrt(e^T - 1).
+    """
+
+    class Ones:
+        predicts = "noise"
+
+        def __call__(self, x: Tensor, t: Tensor, **cond: object) -> Tensor:
+            return torch.ones_like(x)
+
+    path, x = VPLinear(5.0, 5.0), torch.zeros(1, 1, dtype=torch.float64)
+    mean = -2 * math.sqrt(math.expm1(5.0))
+
+    def error(grid: Tensor) -> float:
+        sampler = WassersteinSampler("so-jvp")
+        out = simulate(x, grid, sampler, path, Ones(), Constant(0.0))  # type: ignore[arg-type]
+        return abs(float(out) - mean)
+
+    equal = [error(uniform_grid(cells)) for cells in (200, 400)]
+    assert equal[0] / equal[1] < 2**0.75  # and towards a root of 2
+    first = [error(claim.refined(cells, 25)) for cells in (200, 400)]
+    assert first[0] / first[1] > 2**0.9 and first[1] < equal[1]
+
+
 def test_a_product_counts_what_it_costs() -> None:
     assert claim.evaluations("DiT", "so-jvp", 10, 3.5) == 35
     assert claim.evaluations("DiT", "so", 10, 3.5) == 210
@@ -121,6 +166,7 @@ def test_bad_configurations() -> None:
         ({"counts": (4, 4)}, "counts needs two values"),
         ({"end": 0.0}, "end must lie"),
         ({"images": 1}, "need images"),
+        ({"digits_cells": 8}, "digits_cells must be a multiple of 8"),
     ):
         with pytest.raises(ValueError, match=message):
             replace(smoke, **changed)

@@ -366,7 +366,7 @@ def test_split_without_labels_keeps_every_vector() -> None:
     assert all(part.label is None for part in parts.values())
     together = torch.cat([part.x for part in parts.values()])
     assert torch.equal(together[:, 0].sort()[0], vectors().x[:, 0].sort()[0])
-    with pytest.raises(ValueError, match="test=0.1 leaves no row of the set, which has 4"):
+    with pytest.raises(ValueError, match="test=0.1 leaves no row of vectors, which has 4"):
         vectors(rows=4).split()
 
 

@@ -91,28 +91,38 @@ class Exact(nn.Module):
 # The process: checks 1 to 5
 
 
-def test_closed_forms_solve_the_equations_of_the_moments() -> None:
+def test_moments_solve_their_equations_and_their_closed_forms() -> None:
     for k in range(20):
-        u = NOISE.at(k).uniform(torch.empty(1, 4, dtype=torch.float64))[0].tolist()
-        a, epsilon, sigma, tau = 0.1 + 2.9 * u[0], 3 * u[1], 0.1 + 3 * u[2], 4 * u[3]
-        path = CriticallyDamped(a, epsilon, sigma)
-        drift, noise = path.process.drift, path.process.noise
+        u = NOISE.at(k).uniform(torch.empty(1, 5, dtype=torch.float64))[0].tolist()
+        a, epsilon, sigma, tau, v0 = 0.1 + 2.9 * u[0], 3 * u[1], 0.1 + 3 * u[2], 4 * u[3], u[4]
+        path = CriticallyDamped(a, epsilon, sigma, v0=v0)
+        drift, noise = (getattr(path.process, name).matrix for name in ("drift", "noise"))
         assert np.array_equal(drift, [[0, a**2], [-1, -2 * a]])
         assert np.array_equal(noise, np.diag([epsilon**2, sigma**2]))
-        s = path.process.stationary
-        close(drift @ s + s @ drift.T + noise, np.zeros((2, 2)), 1e-12 * np.abs(s).max())
-        flow, cov = (block.matrix.numpy() for block in path.process(number(tau)))
-        close(flow, linalg.expm(drift * tau), 1e-12)
-        close(cov, s - flow @ s @ flow.T, 1e-12 * np.abs(s).max())
-        for whole in path.process(number(tau).reshape(1)), path.process(number(tau)):
-            close(whole[0].matrix.reshape(2, 2), flow, 1e-14)
-            close(whole[1].matrix.reshape(2, 2), cov, 1e-14 * np.abs(s).max())
+        e, q = epsilon**2, (a * sigma) ** 2
+        s = path.stationary.matrix
+        close(s, symmetric((5 * e + q) / (4 * a), -e / (2 * a**2), (e + q) / (4 * a**3)), 1e-14)
+        close(drift @ s + s @ drift.T + noise, np.zeros((2, 2)), 1e-12 * float(s.abs().max()))
+        z, decay = a * tau, math.exp(-2 * a * tau)
+        cov = s - decay * symmetric(
+            ((5 + 6 * z + 2 * z**2) * e + (1 + 2 * z + 2 * z**2) * q) / (4 * a),
+            -(e * (1 + z) ** 2 + q * z**2) / (2 * a**2),
+            ((1 + 2 * z + 2 * z**2) * e + (1 - 2 * z + 2 * z**2) * q) / (4 * a**3),
+        )
+        flow = torch.from_numpy(linalg.expm(drift.numpy() * tau))
+        close(flow, math.exp(-z) * np.array([[1 + z, a * z], [-tau, 1 - z]]), 1e-12)
+        tolerance = 1e-12 * float(s.abs().max())
+        hybrid = cov + v0 * flow[:, 1:] @ flow[:, 1:].T
+        for t in (at(tau), at(tau).reshape(1)):
+            zero = torch.zeros_like(t)
+            for law, wanted in ((path.kernel(zero, t), cov), (path.moments(t), hybrid)):
+                close(law[0].matrix.reshape(2, 2), flow, 1e-12)
+                close(law[1].matrix.reshape(2, 2), wanted, tolerance)
         # the noise that is left of stationary one goes the other way round
-        s_inverse = np.linalg.inv(s)
-        close(path.reverse.drift, s @ drift.T @ s_inverse, 1e-9)
-        back, left = (block.matrix.numpy() for block in path.reverse(number(tau)))
-        close(back, s @ flow.T @ s_inverse, 1e-9)
-        close(left, s - back @ s @ back.T, 1e-9 * np.abs(s).max())
+        close(path.reverse.drift.matrix, s @ drift.T @ s.inverse(), 1e-9)
+        back, left = (block.matrix for block in path.reverse.kernel(number(0.0), at(tau)))
+        close(back, s @ flow.T @ s.inverse(), 1e-9)
+        close(left, s - back @ s @ back.T, 1e3 * tolerance)
 
 
 def test_covariances_have_the_values_of_the_brief() -> None:
@@ -145,9 +155,11 @@ def test_small_times_lose_no_digits() -> None:
 
 def test_the_reversal_of_the_stationary_process_is_critically_damped() -> None:
     reverse = CriticallyDamped(1.0, 0.25).reverse
-    close(reverse.drift, [[-0.10846343, -1.00657354], [0.78964667, -1.89153657]], 1e-8)
-    close(reverse.turn @ reverse.turn, np.zeros((2, 2)), 1e-12)
-    close(DOCKHORN.reverse.drift, [[0, -4], [1, -4]], 1e-12)
+    drift = reverse.drift.matrix
+    close(drift, [[-0.10846343, -1.00657354], [0.78964667, -1.89153657]], 1e-8)
+    turn = drift + torch.eye(2)  # twice an eigenvalue of -1, and no second eigenvector
+    close(turn @ turn, np.zeros((2, 2)), 1e-12)
+    close(DOCKHORN.reverse.drift.matrix, [[0, -4], [1, -4]], 1e-12)
     close(DOCKHORN.stationary.matrix, torch.diag(torch.tensor([1, 0.25])), 1e-12)
 
 
@@ -183,8 +195,8 @@ def test_any_clock(clock: Any, tau: Callable[[Tensor], Tensor]) -> None:
     drift, spread = path.sde(TIMES[3])
     step = 1e-6
     speed = (tau(TIMES[3] + step) - tau(TIMES[3] - step)) / (2 * step)
-    close(drift.matrix, speed * torch.from_numpy(path.process.drift), 1e-7)
-    close(spread.matrix.square(), speed * torch.from_numpy(path.process.noise), 1e-7)
+    close(drift.matrix, speed * path.process.drift.matrix, 1e-7)
+    close(spread.matrix.square(), speed * path.process.noise.matrix, 1e-7)
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -353,7 +365,7 @@ def test_the_error_is_mixing_and_a_discretisation_in_proportion_to_the_step() ->
         path = CriticallyDamped(1.0, 0.25, clock=LinearClock(end))
         score = GaussianScore(path, 1.0)
         begin, last = (score.cov(number(t)).matrix for t in (0.0, 1.0))
-        flow, stays = path.process(number(end))[0].matrix, path.stationary.matrix
+        flow, stays = path.moments(number(1.0))[0].matrix, path.stationary.matrix
         close(stays - last, flow @ (stays - begin) @ flow.mT, 1e-13)
         gain = begin @ flow.mT @ last.inverse()
         mixing = float((gain @ (stays - last) @ gain.mT)[0, 0])
@@ -661,6 +673,35 @@ def test_single_precision_is_finite_at_the_earliest_times() -> None:
             assert all(bool(p.grad.isfinite().all()) for p in network.parameters())
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_the_arithmetic_beside_a_network_in_half_precision_is_not(dtype: torch.dtype) -> None:
+    def times(like: Tensor, noise: Any, tag: str = "time") -> Tensor:
+        return torch.full((len(like),), 1e-5, dtype=like.dtype)
+
+    class Half(nn.Module):
+        def __init__(self, outputs: int) -> None:
+            super().__init__()
+            self.unused, self.outputs = nn.Parameter(torch.zeros(())), outputs
+
+        def forward(self, u: Tensor, t: Tensor) -> Tensor:
+            assert u.dtype == t.dtype == torch.float32
+            return u[:, : self.outputs].to(torch.float16)
+
+    x = normal(50, 2).float()
+    for epsilon in (0.0, 0.1):
+        for output in ("score", "noise", "mixed"):
+            model = CriticallyDampedLangevin(
+                Half(4 if epsilon else 2),
+                path=CriticallyDamped(1.0, epsilon),
+                output=output,
+                times=times,
+                jitter=1e-9,
+            )
+            wanted = loss_of(model, x)
+            with torch.autocast("cpu", dtype):
+                assert loss_of(model, x) == wanted < math.inf
+
+
 def test_the_cores_objective_trains_on_the_path() -> None:
     path = CriticallyDamped(1.0, 0.5)
     score = GaussianScore(path, 0.8)
@@ -822,7 +863,7 @@ def test_saved_and_loaded_it_is_the_same(tmp_path: Path) -> None:
         wanted = model.sample(3, noise=NOISE, steps=3)
         for loaded in (CriticallyDampedLangevin.load(file), fluvial.load(file)):
             assert isinstance(loaded, CriticallyDampedLangevin) and not loaded.training
-            assert loaded.path == model.path and loaded.field.law == model.field.law
+            assert loaded.path == model.path and loaded.field.matching == model.field.matching
             assert loaded._options() == model._options() and loaded.format == model.format
             assert torch.equal(loaded.sample(3, noise=NOISE, steps=3), wanted)
         assert loaded.use.system == "critically-damped-langevin"
@@ -923,6 +964,12 @@ def test_processes_that_there_are_not(options: dict[str, float], message: str) -
         CriticallyDamped(**options)
 
 
+@pytest.mark.parametrize("clock", [4.0, lambda t: 4 * t])
+def test_clocks_that_there_are_not(clock: Any) -> None:
+    with pytest.raises(TypeError, match=r"clock must give tau\(t\) and its rate, such as Linear"):
+        CriticallyDamped(clock=clock)
+
+
 @pytest.mark.parametrize("beta", [lambda t: -t, lambda t: 1 / t, lambda t: torch.ones(3)])
 def test_speeds_that_there_are_not(beta: Any) -> None:
     with pytest.raises(ValueError, match="beta_of must map"):
@@ -976,6 +1023,9 @@ def test_data_that_do_not_fit() -> None:
             model.loss(value, noise=NOISE)
         with pytest.raises(error, match=message):
             model.fit(value, steps=1, progress=False)
+    encoded = small(format=Format("arrays", (2,)))
+    with pytest.raises(TypeError, match="x0 is torch.float64 and the network torch.float32"):
+        encoded.loss(x.double(), noise=NOISE)
     with pytest.raises(ValueError, match="in row 3 first"):
         model.fit(bad, steps=1, progress=False)
     with pytest.raises(ValueError, match="label must be a tensor"):

@@ -931,6 +931,12 @@ def test_guaranteed_steps_reach_their_accuracy_at_the_rate_of_the_corollaries(sc
     assert wide == pytest.approx(10.0**power, rel=0.02 if scheme != "rem" else 0.15)
 
 
+def test_bound_beyond_the_largest_number_is_infinite() -> None:
+    facts: dict[str, Any] = {**FACTS, "smoothness": 300.0, "h": 5.0, "horizon": 5.0}
+    for error in (0.0, 0.1):
+        assert w2_bound("so", score_error=error, **facts) == math.inf
+
+
 def test_loose_accuracy_needs_one_step() -> None:
     horizon, steps = guaranteed_steps("em", 1e4, **FACTS)
     assert steps == 1 and horizon > 0
@@ -980,6 +986,17 @@ def test_bad_requests(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         WassersteinSampler().sample(toy, num, **request)
     assert not toy.calls  # before any work
+
+
+@pytest.mark.parametrize("hessian", ["dense", "jvp"])
+@pytest.mark.parametrize("shape", [(), (0,), (1, 1)])
+def test_events_without_sides_and_without_numbers(shape: tuple[int, ...], hessian: Any) -> None:
+    like = torch.empty(3, *shape)
+    shared = SharedBrownian(NOISE, like, PAPER, clock_grid(PAPER, 4))
+    for brownian in (None, shared):
+        sampler = WassersteinSampler("so", hessian=hessian, brownian=brownian)
+        x = sampler.sample(Times(), 3, path=PAPER, shape=shape, noise=NOISE, steps=2)
+        assert x.shape == (3, *shape)
 
 
 def test_a_field_that_is_not_finite() -> None:

@@ -14,6 +14,7 @@ from fluvial.images.meanflow import Guidance
 from fluvial.images.recipe import Recipe
 from fluvial.metrics import frechet_distance
 from fluvial.networks import MLP, DiT
+from fluvial.training.recipe import as_json, from_json
 from fluvial.training.stage import Training
 
 SMALL: dict[str, Any] = {"width": 16, "depth": 1, "steps": 4, "batch_size": 8, "ema": (0.5,)}
@@ -55,9 +56,9 @@ def test_rules_for_what_is_not_given() -> None:
 
 def test_as_json_and_back() -> None:
     recipe = Recipe(size=(8, 12), channels=1, ema=(0.5, 0.9), lr=0.1, label="kind", clip=1.0)
-    assert Recipe.from_json(json.loads(json.dumps(recipe.as_json()))) == recipe
+    assert from_json(Recipe, json.loads(json.dumps(as_json(recipe)))) == recipe
     with pytest.raises(ValueError, match=r"hyper-parameters of another version: \['colour'\]"):
-        Recipe.from_json({"colour": 3})
+        from_json(Recipe, {"colour": 3})
 
 
 @pytest.mark.parametrize(

@@ -1027,6 +1027,14 @@ def test_bad_runs_are_refused(y: Tensor | None, options: dict[str, Any], match: 
         model.sample(good if y is None else y, **{"noise": NOISE, **options})
 
 
+def test_a_covariance_that_is_none_and_a_complex_operator_are_refused() -> None:
+    for bad in (-torch.eye(4).double(), 1 - torch.eye(4).double()):
+        with pytest.raises(ValueError, match="cov_noise must be positive definite"):
+            FunctionSpaceLangevin(Modes((4,)), torch.ones(4), 0.1, preconditioner=bad)
+    with pytest.raises(TypeError, match="forward must be real, got torch.complex64"):
+        FunctionSpaceLangevin(Modes((4,)), torch.ones(4, dtype=torch.complex64), 0.1)
+
+
 def test_other_bad_calls_are_refused() -> None:
     model, y = chain_model()
     with pytest.raises(TypeError, match="y must be a floating tensor"):

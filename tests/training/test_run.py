@@ -44,9 +44,7 @@ class Model(Flow):
 @dataclass(frozen=True)
 class Recipe:
     steps: int = 4
-
-    def as_json(self) -> dict[str, Any]:
-        return {"steps": self.steps, "lr": 0.01}
+    lr: float = 0.01
 
 
 @dataclass
@@ -199,7 +197,7 @@ def test_a_model_that_began_to_repeat_its_data() -> None:
     assert note.startswith("The validation loss was lowest at step 2 (2, a) and is 2.5 at the end")
     assert "weights/best.safetensors" in note
     (note,) = curves().notes()
-    assert "unmeasured" in note and curves().metrics() == []
+    assert "not measured" in note and curves().metrics() == []
 
 
 def test_without_held_out_rows_the_first_average_is_taken(tmp_path: Path) -> None:

@@ -17,12 +17,16 @@ from torch import Tensor, nn
 import fluvial
 from fluvial.cli import main
 from fluvial.core.couplings import EntropicOptimalTransport
+from fluvial.core.gaussian.sde import EulerMaruyama
 from fluvial.core.noise import KeyedNoise
 from fluvial.core.protocols import Steering
 from fluvial.core.simulate import Ancestral
 from fluvial.data.format import Format
+from fluvial.images import MeanFlow
+from fluvial.models import system_of
 from fluvial.networks import MLP
 from fluvial.training.files import read_header
+from fluvial.training.recipe import as_json, from_json
 from fluvial.transport import Reference, SchrodingerBridge
 from fluvial.transport.schrodinger_bridge import (
     GaussianCoupling,
@@ -332,6 +336,15 @@ def test_float64_stays() -> None:
     bridge = small().double().fit(points(20).double(), points(20).double(), **QUICK)
     assert bridge.translate(points(3).double()).dtype == torch.float64
     assert bridge.ode(points(3).double()).dtype == torch.float64
+    # the dtype of the rows, whatever that of the networks
+    bridge, x = small(shape=(2,)), points(3).double()
+    ends = (bridge.translate(x), bridge.ode(x), bridge.sample(x, noise=NOISE)[-1])
+    assert all(end.dtype == torch.float64 for end in ends)
+    assert torch.equal(ends[0].float(), bridge.translate(x.float(), noise=NOISE))
+    # with a format too: float32 holds numbers near 1e9 to 64 only
+    bridge = small(format=Format("arrays", (2,), (1e9,), (1.0,)))
+    end = bridge.translate(x + 1e9)
+    assert end.dtype == torch.float64 and 0.01 < float((end - 1e9 - x).abs().mean()) < 3
 
 
 # Files
@@ -425,6 +438,8 @@ def test_bad_translations() -> None:
         (lambda: bridge.translate(points(3), steps=0), "steps must be at least 1"),
         (lambda: bridge.translate(torch.ones(3, 4)), r"x must have shape \(rows, 2\)"),
         (lambda: bridge.sample(torch.ones(3, 4), noise=NOISE), r"x must have shape \(rows, 2\)"),
+        (lambda: bridge.sample(points(3) / 0, noise=NOISE), "x holds values that are not finite"),
+        (lambda: bridge.ode(points(3) / 0), "x holds values that are not finite"),
     ):
         with pytest.raises(ValueError, match=message):
             call()
@@ -495,7 +510,7 @@ def test_two_tables_from_the_command_line(
     assert main([*arguments, "--steps", "5", "--quiet"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert (document["rows"], document["steps"], document["reverse"]) == (40, 5, True)
-    assert document["last_noise"]
+    assert document["last_noise"] == "auto"
 
     for arguments, message in (
         (
@@ -504,7 +519,7 @@ def test_two_tables_from_the_command_line(
         ),
         (["translate", str(run), str(a), "--out", "x.png"], "are written as .csv"),
         (["translate", str(run), str(a), "--out", "x.csv", "--steps", "0"], "--steps must be at"),
-        (["translate", str(run), "digits", "--out", "x.csv"], "input: digits has kind images"),
+        (["translate", str(run), "digits", "--out", "x.csv"], " INPUT: digits has kind images"),
         (["sample", str(run), "--out", "x.csv"], "joins two data sets and makes nothing of noise"),
         (["train", system, "--data", str(a), "--out", str(tmp_path / "n")], "--target is missing"),
         (["train", "meanflow", "--data", str(a), "--target", str(b)], "--target is for systems"),
@@ -525,24 +540,83 @@ def test_two_folders_of_images_from_the_command_line(
     assert f"to translate:    fluvial translate {run}" in out
     moved = tmp_path / "moved"
     assert main(["translate", str(run), str(a), "--out", str(moved), "--quiet"]) == 0
+    assert [path.name for path in (run / "samples").iterdir()] == ["step-00000008.png"]
     images = sorted(moved.glob("*.png"))
     with Image.open(images[0]) as image:
         assert len(images) == 12 and image.size == (8, 8)
-    assert fluvial.load(run).reference == Reference(1.0, 0.5)
+    model = fluvial.load(run)
+    assert model.reference == Reference(1.0, 0.5)
+    # images end without the noise of the last step, unless it is asked for
+    x = torch.stack([torch.from_numpy(np.array(Image.open(p)))[None] for p in sorted(a.iterdir())])
+    kinds = {None: "auto", Ancestral(): "off", EulerMaruyama(): "on"}
+    ends = {name: model.translate(x, sampler=sampler) for sampler, name in kinds.items()}
+    assert torch.equal(ends["auto"], ends["off"]) and not torch.equal(ends["off"], ends["on"])
+    for name, end in ends.items():
+        out = tmp_path / f"{name}.npy"
+        arguments = ["translate", str(run), str(a), "--out", str(out), "--quiet"]
+        assert main([*arguments, "--last-noise", name]) == 0
+        assert np.array_equal(np.load(out), end.numpy())
+
+    def fails(*arguments: str) -> str:
+        assert main([*map(str, arguments)]) == 2
+        return capsys.readouterr().err
+
+    # sides that differ, and how to bring them to one
+    (tmp_path / "wide").mkdir()
+    for k in range(12):
+        pixels = np.full((12, 10, 3), (k, 2 * k, 9), np.uint8)
+        Image.fromarray(pixels).save(tmp_path / "wide" / f"{k}.png")
+    train = ["train", "schrodinger-bridge-imf", "--out", tmp_path / "n", *FLAGS]
+    error = fails(*train, "--data", a, "--target", tmp_path / "wide")
+    assert "wide has (3, 12, 10); bring both to one, --size 8 8 and --channels 1, say" in error
+    error = fails(*train, "--data", tmp_path / "wide", "--target", tmp_path / "wide")
+    assert "images of 12 x 10 are halved twice, so both sides must be multiples of 4" in error
+    assert "bring them to --size 12 8" in error
+    assert "--size: images of 6 x 6 are" in fails(*train, "--data", "x", "--size", "6")
+
+
+def test_a_training_of_half_iterations_is_not_made_longer(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    a, run = table(tmp_path / "a.csv", 0), tmp_path / "run"
+    arguments = ["train", "schrodinger-bridge-imf", "--data", str(a), "--target", str(a)]
+    assert main([*arguments, "--out", str(run), *FLAGS, "--schedule", "constant"]) == 0
+    assert "The loss was not measured on held-out rows" in capsys.readouterr().out
+    assert main(["train", "--resume", str(run)]) == 0
+    assert "to train longer: begin another run" in capsys.readouterr().out
+    assert main(["train", "--resume", str(run), "--steps", "16"]) == 2
+    assert "its half-iterations share the steps out), but --steps was 8" in capsys.readouterr().err
+
+
+def test_commands_know_what_joins_two_sets(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "bridge.safetensors"
+    small().fit(points(20), points(20, 1.0), **QUICK).save(path)
+    assert system_of(path).joins
+    assert main(["translate", str(path), "x.csv", "--out", "y.csv"]) == 2
+    assert "was fitted on tensors" in capsys.readouterr().err
+    other = tmp_path / "meanflow.safetensors"
+    MeanFlow(MLP(shape=(2,), width=8, depth=1)).save(other)
+    assert not system_of(other).joins
+    assert main(["translate", str(other), "x.csv", "--out", "y.csv"]) == 2
+    assert "does not join two data sets; fluvial sample" in capsys.readouterr().err
 
 
 def test_recipes(tmp_path: Path) -> None:
     recipe = Recipe(size=(8, 12), clip=None, first="ot", diffusion=0.5, label="kind")
-    assert Recipe.from_json(json.loads(json.dumps(recipe.as_json()))) == recipe
+    assert from_json(Recipe, json.loads(json.dumps(as_json(recipe)))) == recipe
     assert (recipe.training.steps, recipe.training.clip) == (1_000, None)
     with pytest.raises(ValueError, match="hyper-parameters of another version"):
-        Recipe.from_json({"colour": 3})
+        from_json(Recipe, {"colour": 3})
     for options, message in (
         ({"validation": 1.0}, "validation must be a share"),
         ({"channels": 2}, "channels must be 1 for grey or 3"),
         ({"pairs": 0}, "pairs must be at least 1"),
         ({"first": "best"}, "first must be one of independent, ot, reference"),
         ({"steps": 5}, "steps must be at least one for each of 10 half-iterations, got 5"),
+        ({"steps": 25}, "steps must be a multiple of the 10 half-iterations, got 25; 20 and 30"),
+        ({"size": (8, 6)}, "images of 8 x 6 are halved twice"),
         ({"seed": -1}, "seed must not be negative"),
         ({"diffusion": 0.0}, "diffusion must be positive"),
         ({"lr": 0.0}, "lr must be positive"),
@@ -561,3 +635,6 @@ def test_recipes(tmp_path: Path) -> None:
     assert job.measure() == [] and job.rows[1] is None
     with pytest.raises(ValueError, match="hold out another share, or nothing, validation=0"):
         Recipe(validation=0.001).prepare(arrays[0], arrays[0], progress=False)
+    one = table(tmp_path / "one.csv", 0, rows=1)
+    with pytest.raises(ValueError, match="leaves no row of one.csv, which has 1 to share out"):
+        Recipe().prepare(table(tmp_path / "many.csv", 0), one, progress=False)

@@ -746,5 +746,7 @@ def test_bad_rates() -> None:
         imf_rate_bound(1, 0, BROWNIAN)
     with pytest.raises(ValueError, match="must be a Brownian motion"):
         imf_rate_bound(1, 1, Reference(1, 1))
+    with pytest.raises(ValueError, match=r"kernels must have shape \(K, m, m\), got \(2, 2\)"):
+        finite_state_rate_bound(f64([0.5, 0.5]), f64([0.5, 0.5]), torch.full((2, 2), 0.5))
     with pytest.raises(ValueError, match="must be positive, got"):
         finite_state_rate_bound(f64([1, 0]), f64([0.5, 0.5]), torch.full((1, 2, 2), 0.5))

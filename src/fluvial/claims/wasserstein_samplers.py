@@ -25,6 +25,7 @@ matplotlib.use("Agg")  # a run has no screen
 import matplotlib.pyplot as plt
 import numpy as np
 import torch
+from matplotlib.ticker import NullFormatter
 from sklearn.datasets import load_breast_cancer, load_digits
 from sklearn.decomposition import PCA
 from torch import Tensor
@@ -73,6 +74,8 @@ ARMS: tuple[Arm, ...] = get_args(Arm)
 IMAGE_ARMS: tuple[Arm, Arm] = ("U-Net", "DiT")
 HORIZON = 5.0
 """T of the first two targets."""
+SHORTEST = 2e-7
+"""Last step of the reference on digits, of which a score of 1 / sqrt(s) makes 2 sqrt(T 2e-7)."""
 NAMES: dict[Scheme, str] = {
     "em": "EM",
     "ei": "EI",
@@ -110,7 +113,7 @@ class Config:
         cells: steps of the reference on images.
         digits_steps: optimiser steps of the network on digits.
         digits_counts: steps on digits.
-        digits_cells: of the reference there.
+        digits_cells: of the reference there, before the last are divided; see `refined`.
         counts_exact: steps on the log-concave posterior.
         cells_exact: of the reference there.
         paths: rows on the last two targets.
@@ -136,7 +139,7 @@ class Config:
     cells: int = 128
     digits_steps: int = 4000
     digits_counts: tuple[int, ...] = (25, 50, 100, 200)
-    digits_cells: int = 800
+    digits_cells: int = 1600
     counts_exact: tuple[int, ...] = (25, 50, 100)
     cells_exact: int = 400
     paths: int = 150
@@ -152,6 +155,12 @@ class Config:
                 raise ValueError(f"{name} needs two values or more, for a slope")
         if not 0 < self.end < 1:
             raise ValueError(f"end must lie between 0 and 1, got {self.end}")
+        largest = max(self.digits_counts)
+        if self.digits_cells % (2 * largest) or self.digits_cells < 4 * largest:
+            raise ValueError(
+                f"digits_cells must be a multiple of {2 * largest}, twice the most digits_counts, "
+                f"and {4 * largest} at least, got {self.digits_cells}"
+            )
         if min(self.images, self.paths) < 2:
             raise ValueError(f"need images and paths >= 2, got {self.images} and {self.paths}")
 
@@ -172,7 +181,7 @@ PRESETS: dict[str, Config] = {
         cells=8,
         digits_steps=2,
         digits_counts=(2, 4),
-        digits_cells=8,
+        digits_cells=16,
         counts_exact=(4, 8),
         cells_exact=16,
         paths=8,
@@ -185,7 +194,7 @@ PRESETS: dict[str, Config] = {
         cells=64,
         counts=(8, 16, 32),
         digits_steps=1000,
-        digits_cells=400,
+        digits_cells=800,
     ),
     "record": Config(seeds=(0, 1, 2)),
     # the U-Net of the paper's MNIST experiment is not described; T = 2 in 10 steps of 0.2, 100
@@ -384,11 +393,20 @@ class _ClaimRun:
             noise=noise,
             counts={**dict.fromkeys(NAMES, counts), "so-jvp": _with_half(counts, cells)},
             cells=cells,
+            grid=None if exact else self._digits_grid,
         )
         errors = {key: {"error": strong_error(x, reference)} for key, x in runs.items()}
         half = errors.pop(("so-jvp", cells // 2)) if cells // 2 not in counts else None
         half = half or errors["so-jvp", cells // 2]
         return {"outcome": _nested(errors), "half": half["error"]}
+
+    def _digits_grid(self, steps: int) -> Tensor:
+        """Equal steps for the schemes; refined ones for the reference and for half of it."""
+        counts, cells = self.config.digits_counts, self.config.digits_cells
+        if steps in counts:
+            return uniform_grid(steps)
+        finest = refined(cells, max(counts))
+        return finest if steps == cells else grid_pairs([*finest[::2, 0].tolist(), 0.0])
 
     def _measure_images(
         self, arm: Arm, field: Field, path: AlphaSigmaPath, noise: KeyedNoise
@@ -509,6 +527,23 @@ class _ClaimRun:
         real, label = self.data.held(self.config.images)
         other = self.data.like(label, "validation")
         return sliced_wasserstein(other.flatten(1), real.flatten(1))
+
+
+def refined(cells: int, count: int) -> Tensor:
+    """Pairs of ``cells`` equal steps from 1 to 0, those after 1 - 1 / ``count`` shorter towards 0.
+
+    The noise that a network predicts need not vanish with t, and then its score grows as
+    1 / sqrt(s). Equal steps h of any scheme converge to the end of that as sqrt(h) only: the
+    reference in equal steps would be as wrong as the schemes beside it. Here the last steps are all
+    the same part of the time that is left, ``count / cells``, until that is `SHORTEST`. The number
+    of steps is even.
+    """
+    equal = torch.linspace(1, 0, cells + 1, dtype=torch.float64)[: cells - cells // count + 1]
+    part = count / cells
+    shorter = math.ceil(math.log(SHORTEST * count) / math.log1p(-part))
+    shorter += (len(equal) - 1 + shorter + 1) % 2
+    left = (1 - part) ** torch.arange(1, shorter + 1, dtype=torch.float64) / count
+    return grid_pairs([*equal.tolist(), *left.tolist(), 0.0])
 
 
 def _with_half(counts: Sequence[int], cells: int) -> tuple[int, ...]:
@@ -640,7 +675,8 @@ def _notes(
         "Error: root mean square distance, in the norm of an event, to the reference on the same "
         "Brownian motion, which is SO with one product in "
         f"{config.cells_exact} (log-concave), {config.digits_cells} (digits) and {config.cells} "
-        "(images) steps. Half of these steps differ from the reference by "
+        "(images) steps, on digits with shorter ones at the end. Half of these steps differ from "
+        "the reference by "
         + "; ".join(f"{arm} {values['half']:.2g}" for arm, values in references.items())
         + ".",
         "Evaluations count a product with the Hessian at its measured cost, with the evaluation in "
@@ -708,17 +744,24 @@ def draw(
         upper.set_title(arm)
         upper.set_xlabel("step in the clock" if arm not in IMAGE_ARMS else "step in t")
         lower.set_xlabel("evaluations a sample")
+        for axis in (upper, lower):
+            axis.set_xscale("log")
+            axis.set_yscale("log")
+            axis.tick_params(which="both", labelsize=8)
+            axis.spines[["top", "right"]].set_visible(False)
+        ticks = [length / count for count in sorted(outcomes[arm][0]["em"])]
+        upper.set_xticks(ticks, [f"{tick:.2g}" for tick in ticks])
+        upper.minorticks_off()
+        if max(spent) < 1_000:  # one decade or so, in which the minor ticks' labels collide
+            lower.xaxis.set_minor_formatter(NullFormatter())
         # the exponential schemes blow up where a step is long
         largest = max(o["em"][min(o["em"])]["error"] for o in outcomes[arm])
         if upper.get_ylim()[1] > 5 * largest:
             upper.set_ylim(top=5 * largest)
-        for axis in (upper, lower):
-            axis.set_xscale("log")
-            axis.set_yscale("log")
-            axis.spines[["top", "right"]].set_visible(False)
     for row in axes:
         row[0].set_ylabel("error on a shared path")
-    axes[0, 0].legend(frameon=False, fontsize=8)
+    handles, labels = axes[0, 0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False)
     with atomic(path) as temporary:
         figure.savefig(temporary, dpi=130, format="png")
     plt.close(figure)

@@ -91,6 +91,7 @@ def _sample(command: Sample) -> dict[str, Any]:
     import fluvial
     from fluvial.data import Format
     from fluvial.data.write import check_output, write_samples
+    from fluvial.models import system_of
     from fluvial.training.processes import shared
 
     for name in ("n", "steps", "columns", "batch_size"):
@@ -100,12 +101,12 @@ def _sample(command: Sample) -> dict[str, Any]:
     if command.seed < 0:
         raise ValueError(f"seed must not be negative, got {command.seed}")
     device = _device(command.device)
-    model = fluvial.load(command.run, weights=command.weights)
-    if hasattr(model, "network1"):
+    if system_of(command.run).joins:
         raise ValueError(
             f"{command.run} joins two data sets and makes nothing of noise; fluvial translate "
             f"{command.run} INPUT --out {command.out} takes rows of one to the other"
         )
+    model = fluvial.load(command.run, weights=command.weights)
     format = model.format
     if format is None:  # fitted on tensors, of which no more is known
         if model.shape is None:

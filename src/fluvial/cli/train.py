@@ -7,7 +7,6 @@ import shlex
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields
-from inspect import signature
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -44,7 +43,8 @@ class Train:
         target: what to translate the data to, in the same forms, for a system that joins two sets.
         out: folder of the run, new or empty; the next free runs/SYSTEM-N by default.
         resume: folder of a run to go on with. It knows its data and hyper-parameters; of those
-            checkpoint-every, keep and, where the schedule is constant, steps may change.
+            checkpoint-every, keep and, where the schedule is constant and one data set is learnt,
+            steps may change.
         trackers: also log to these, as `accelerate` names them: tensorboard, wandb, ...
         device: where to train; auto takes the first there is of cuda, mps and cpu, and goes on
             where a run began.
@@ -82,7 +82,11 @@ def main(argv: Sequence[str]) -> int:
         parse(Train, argv, prog="fluvial train", examples=EXAMPLES)
         raise AssertionError("without a system there is only help, or a mistake")
     kind = system.load_recipe()
-    default = kind() if settings is None else kind.from_json(settings["recipe"])
+    default = kind()
+    if settings is not None:
+        from fluvial.training.recipe import from_json
+
+        default = from_json(kind, settings["recipe"])
     flags = with_options(Train, kind, default, kind.GROUPS)
     command: Any = parse(flags, argv, prog=f"fluvial train {system.name}", examples=EXAMPLES)
     try:
@@ -141,7 +145,7 @@ def _train(command: Any, recipe: Any, typed: str) -> _End:
     if command.data is None:
         raise ValueError("--data is missing: what to train on; see fluvial train --help")
     sources = [command.data]
-    if _joins(recipe):
+    if _joins(command.system):
         if command.target is None:
             raise ValueError("--target is missing: what to translate the data to")
         sources.append(command.target)
@@ -180,13 +184,14 @@ def _resume(command: Any, before: Any, recipe: Any, settings: dict[str, Any]) ->
     out = command.resume
     if command.out not in (None, out):
         raise ValueError("--out and --resume name two folders; --resume alone goes on in its own")
-    sources = [settings["source"], *([settings["target"]] if _joins(recipe) else [])]
+    joins = _joins(settings["system"])
+    sources = [settings["source"], *([settings["target"]] if joins else [])]
     for flag, given, was in zip(
         ("--data", "--target"), (command.data, command.target), [*sources, None], strict=False
     ):
         if given is not None and _place(given) != was:
             raise ValueError(f"{flag} was {was}; leave it out, or begin another run")
-    _check_changes(before, recipe)
+    _check_changes(before, recipe, joins=joins)
     done = last_checkpoint(out)
     if done is not None and recipe.steps < done[0]:
         raise ValueError(f"--steps {recipe.steps}: the training is at step {done[0]} already")
@@ -205,8 +210,9 @@ def _resume(command: Any, before: Any, recipe: Any, settings: dict[str, Any]) ->
     return _fit(job, out, device, trackers, quiet=command.quiet)
 
 
-def _check_changes(before: Any, now: Any) -> None:
-    free = {*FREE, *(["steps"] if before.schedule == "constant" else [])}
+def _check_changes(before: Any, now: Any, *, joins: bool) -> None:
+    longer = before.schedule == "constant" and not joins
+    free = {*FREE, *(["steps"] if longer else [])}
     names = [field.name for field in fields(before)]
     changed = [name for name in names if getattr(before, name) != getattr(now, name)]
     refused = [
@@ -216,7 +222,9 @@ def _check_changes(before: Any, now: Any) -> None:
     ]
     if refused:
         why = ""
-        if "steps" in changed and "steps" not in free:
+        if "steps" in changed and joins:
+            why = " (its half-iterations share the steps out)"
+        elif "steps" in changed and "steps" not in free:
             why = f" (the {before.schedule} schedule of its learning rate ends with its steps)"
         raise ValueError(
             f"a training goes on as it began{why}, but {', '.join(refused)}; leave that out, or "
@@ -225,14 +233,17 @@ def _check_changes(before: Any, now: Any) -> None:
 
 
 def _finished(recipe: Any, settings: dict[str, Any], out: Path) -> str:
+    joins = _joins(settings["system"])
     longer = f"fluvial train --resume {_quoted(out)} --steps {2 * recipe.steps}"
-    if recipe.schedule != "constant":
+    if joins:
+        longer = "begin another run; the half-iterations of this one have shared its steps out"
+    elif recipe.schedule != "constant":
         longer = "begin another run; the learning rate of this one has fallen to its end"
     return "\n".join(
         [
             f"{out} is finished, after {recipe.steps:,} steps.",
-            f"{'to translate:   ' if _joins(recipe) else 'to sample:      '} "
-            f"{_using(out, recipe, settings['data']['format']['kind'])}",
+            f"{'to translate:   ' if joins else 'to sample:      '} "
+            f"{_using(out, settings['system'], settings['data']['format']['kind'])}",
             f"to train longer: {longer}",
         ]
     )
@@ -276,15 +287,14 @@ def _quoted(path: Path) -> str:
     return shlex.quote(str(path))
 
 
-def _joins(recipe: Any) -> bool:
-    """Is it a recipe for two data sets?"""
-    return "target" in signature(recipe.prepare).parameters
+def _joins(system: str) -> bool:
+    return catalog.get(system).joins
 
 
-def _using(out: Path, recipe: Any, kind: str) -> str:
+def _using(out: Path, system: str, kind: str) -> str:
     """What can be done with a run."""
     suffix = {"images": ".png", "arrays": ".npz", "table": ".csv"}[kind]
-    if _joins(recipe):
+    if _joins(system):
         return f"fluvial translate {_quoted(out)} INPUT --out translated{suffix}"
     return f"fluvial sample {_quoted(out)} --n 64 --out samples{suffix}"
 
@@ -364,5 +374,5 @@ def _summary(job: Any, result: dict[str, Any], out: Path) -> str:
     width = max(map(len, facts))
     lines += [f"  {name.ljust(width)}  {fact}" for name, fact in facts.items()]
     lines += [f"note: {text}" for text in result["notes"]]
-    lines.append(f"next: {_using(out, job.recipe, job.data.format.kind)}")
+    lines.append(f"next: {_using(out, job.system, job.data.format.kind)}")
     return "\n".join(lines)

@@ -81,9 +81,11 @@ def main(argv: Sequence[str]) -> int:
 
 def _translate(command: Translate) -> dict[str, Any]:
     import fluvial
+    from fluvial.core.gaussian.sde import EulerMaruyama
     from fluvial.core.noise import KeyedNoise
     from fluvial.core.simulate import Ancestral
     from fluvial.data.write import check_output, write_samples
+    from fluvial.models import system_of
 
     for name in ("steps", "batch_size"):
         value = getattr(command, name)
@@ -92,20 +94,26 @@ def _translate(command: Translate) -> dict[str, Any]:
     if command.seed < 0:
         raise ValueError(f"seed must not be negative, got {command.seed}")
     device = _device(command.device)
+    if not system_of(command.run).joins:
+        raise ValueError(
+            f"{command.run} does not join two data sets; fluvial sample {command.run} "
+            f"--out {command.out} draws what it has learnt"
+        )
     model = fluvial.load(command.run)
-    if not hasattr(model, "translate") or getattr(model, "format", None) is None:
-        raise ValueError(f"{command.run} is no model that was trained on two data sets")
+    if model.format is None:
+        raise ValueError(
+            f"{command.run} was fitted on tensors, and does not say what a file is to be read as; "
+            "its translate takes tensors"
+        )
     check_output(command.out, model.format, force=command.force)
     data = _read(command, model.format)
     begin = time.perf_counter()
-    images = model.format.kind == "images"
-    last = not images if command.last_noise == "auto" else command.last_noise == "on"
     moved = model.to(device).translate(
         data.x,
         "forward" if command.reverse else "backward",
         noise=KeyedNoise(command.seed),
         steps=command.steps,
-        sampler=None if last else Ancestral(),
+        sampler={"auto": None, "on": EulerMaruyama(), "off": Ancestral()}[command.last_noise],
         batch_size=command.batch_size,
         progress=not command.quiet,
     )
@@ -115,7 +123,7 @@ def _translate(command: Translate) -> dict[str, Any]:
         "rows": len(moved),
         "shape": list(model.format.shape),
         "reverse": command.reverse,
-        "last_noise": last,
+        "last_noise": command.last_noise,
         "seed": command.seed,
         "steps": command.steps or model.steps,
         "seconds": time.perf_counter() - begin,
@@ -135,7 +143,7 @@ def _read(command: Translate, format: Any) -> Any:
         found, wanted = getattr(data.format, name), getattr(format, name)
         if found != wanted:
             raise ValueError(
-                f"input: {data.name} has {name} {found}, the model was trained on {wanted}"
+                f"INPUT: {data.name} has {name} {found}, the model was trained on {wanted}"
             )
     for line in data.notes:
         note(line)

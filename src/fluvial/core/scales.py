@@ -392,7 +392,8 @@ class Block(Kind):
                 scale.matrix.to(x).expand(-1 if scale.matrix.ndim > 2 else len(x), 2, 2)
             )
             states.append(x.unsqueeze(-1).flatten(2))
-        return torch.bmm(torch.cat(matrices, -1), torch.cat(states, 1)).reshape(first.shape)
+        with torch.autocast(first.device.type, enabled=False):  # which would halve the precision
+            return torch.bmm(torch.cat(matrices, -1), torch.cat(states, 1)).reshape(first.shape)
 
     def inverse(self) -> Block:
         """The pseudo-inverse; where det is below rounding error the matrix counts as of rank one.

@@ -14,6 +14,9 @@ from torch import Tensor
 from fluvial.data.format import Format
 from fluvial.data.store import SMALL, Cache, Rows, as_tensor, cache_folder, digest, keep, slices
 
+HELD_OUT = 1_000
+"""Rows that `DataSet.hold_out` holds out at most."""
+
 
 @dataclass(frozen=True, eq=False)
 class DataSet:
@@ -177,7 +180,7 @@ class DataSet:
                 stop = min(len(members), math.floor(upto * len(members) + 0.5))
                 if stop == start:
                     noun = "image" if self.format.kind == "images" else "row"
-                    whose = "the set" if self.label is None else f"class {label_name!r}"
+                    whose = self.name if self.label is None else f"class {label_name!r}"
                     raise ValueError(
                         f"{part}={share} leaves no {noun} of {whose}, which has {len(members)} to "
                         "share out; choose larger shares, None for a part, or more data"
@@ -197,6 +200,29 @@ class DataSet:
                 notes=notes,
             )
         return parts
+
+    def hold_out(self, share: float, *, seed: int = 0) -> tuple[DataSet, DataSet | None]:
+        """(the rows to train on, those held out), by `split`: for what is measured of a model.
+
+        Args:
+            share: of each class that is held out, in [0, 1), but no more than `HELD_OUT` rows in
+                all; nothing is held out, and all rows stay, for 0.
+            seed: of the choice.
+
+        Raises:
+            ValueError: as `split`.
+        """
+        share = min(share, HELD_OUT / len(self))
+        if not share:
+            return self, None
+        try:
+            parts = self.split(train=1 - share, validation=share, test=None, seed=seed)
+        except ValueError as error:
+            reason = str(error).partition(";")[0]
+            raise ValueError(
+                f"{reason}; hold out another share, or nothing, validation=0"
+            ) from error
+        return parts["train"], parts["validation"]
 
     @property
     def _row_bytes(self) -> int:

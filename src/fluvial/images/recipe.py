@@ -15,6 +15,7 @@ from torch import Tensor
 from fluvial.core.noise import KeyedNoise
 from fluvial.core.time import LogitNormal
 from fluvial.data import DataSet, read
+from fluvial.data.dataset import HELD_OUT
 from fluvial.data.write import image_grid, scatter
 from fluvial.images.meanflow import Guidance, MeanFlow, TimePairs
 from fluvial.metrics import frechet_distance
@@ -22,8 +23,6 @@ from fluvial.networks import MLP, DiT
 from fluvial.training.loop import Training
 from fluvial.training.processes import is_main, sample_across
 
-HELD_OUT = 1_000
-"""Rows held out at most."""
 PATCH = 8
 """Side in pixels that a patch is chosen near to."""
 PATCHES = range(16, 65)
@@ -162,31 +161,6 @@ class Recipe:
         # whose own checks speak
         _ = self.training, self.times, self.guidance
 
-    @classmethod
-    def from_json(cls, content: Mapping[str, Any]) -> Recipe:
-        """The recipe that ``as_json`` wrote.
-
-        Raises:
-            ValueError: a hyper-parameter is unknown, or out of its range.
-        """
-        unknown = set(content) - {field.name for field in fields(cls)}
-        if unknown:
-            raise ValueError(
-                f"the recipe has hyper-parameters of another version: {sorted(unknown)}"
-            )
-        values: dict[str, Any] = {
-            name: tuple(value) if isinstance(value, list) else value
-            for name, value in content.items()
-        }
-        return cls(**values)
-
-    def as_json(self) -> dict[str, Any]:
-        """The hyper-parameters, as JSON holds them."""
-        return {
-            name: list(value) if isinstance(value, tuple) else value
-            for name, value in asdict(self).items()
-        }
-
     @property
     def training(self) -> Training:
         """How the loop trains."""
@@ -238,22 +212,9 @@ class Recipe:
                 f"size: the images are {height} x {width}; say at which size to train, size=64 for "
                 f"instance, or size={height if height == width else (height, width)} if it is meant"
             )
-        train, held = self._split(data)
+        train, held = data.hold_out(self.validation, seed=self.seed)
         recipe = self._resolved(data)
         return Job(recipe, recipe._model(data), data, train, held)
-
-    def _split(self, data: DataSet) -> tuple[DataSet, DataSet | None]:
-        share = min(self.validation, HELD_OUT / len(data))
-        if not share:
-            return data, None
-        try:
-            parts = data.split(train=1 - share, validation=share, test=None, seed=self.seed)
-        except ValueError as error:
-            reason = str(error).partition(";")[0]
-            raise ValueError(
-                f"{reason}; hold out another share, or nothing, validation=0"
-            ) from error
-        return parts["train"], parts["validation"]
 
     def _resolved(self, data: DataSet) -> Recipe:
         """With values for all that are chosen by the data."""

@@ -280,6 +280,12 @@ class _Run:
 
     # Checkpoints
 
+    @property
+    def done(self) -> int:
+        """Steps of all stages so far."""
+        before = self.stages[: self.state.stage]
+        return self.state.step + sum(stage.training.steps for stage in before)
+
     def _latest(self, resume: bool) -> Path | None:
         if not self.out:
             return None
@@ -317,10 +323,7 @@ class _Run:
         }
         if self.main:
             folder = self.out / "checkpoints"
-            done = self.state.step + sum(
-                stage.training.steps for stage in self.stages[: self.state.stage]
-            )
-            save_checkpoint(folder / f"step-{done:08d}.pt", content)
+            save_checkpoint(folder / f"step-{self.done:08d}.pt", content)
             keep = self.stages[self.state.stage].training.keep
             for old in sorted(folder.glob("step-*.pt"))[:-keep]:
                 old.unlink()
@@ -583,7 +586,7 @@ class _StageRun:
 
     def _preview(self) -> None:
         if self.stage.preview and self.run.out:
-            path = self.run.out / "samples" / f"step-{self.state.step:08d}"
+            path = self.run.out / "samples" / f"step-{self.run.done:08d}"
             self.objective.eval()
             path.parent.mkdir(parents=True, exist_ok=True)
             with self.averages.applied(self._best_average()), gathered(self.objective):

@@ -24,6 +24,7 @@ from fluvial.training.files import atomic, write_json
 from fluvial.training.log import checked_trackers
 from fluvial.training.loop import LOCK
 from fluvial.training.processes import shared
+from fluvial.training.recipe import as_json
 from fluvial.training.sharding import gathered
 
 FORMAT = 1
@@ -35,8 +36,8 @@ RUNS = Path("runs")
 class Job(Protocol):
     """A training that is ready to begin: a system's model, its data and how to fit it.
 
-    ``recipe`` has ``steps`` and ``as_json()``, all hyper-parameters; ``model`` is an objective with
-    ``save``, ``use`` and ``out_of_scope``, as every system's class.
+    ``recipe`` is a dataclass of all hyper-parameters, ``steps`` among them; ``model`` is an
+    objective with ``save``, ``use`` and ``out_of_scope``, as every system's class.
     """
 
     system: str
@@ -198,7 +199,7 @@ def _write_settings(job: Job, folder: Path, typed: Mapping[str, Any]) -> None:
         "kind": "training",
         "system": job.system,
         **typed,
-        "recipe": job.recipe.as_json(),
+        "recipe": as_json(job.recipe),
         "parameters": parameters,
         "data": dict(job.about),
         "versions": {
@@ -239,7 +240,7 @@ def go_on(job: Job, out: Path) -> None:
     def write() -> None:
         (out / "result.json").unlink(missing_ok=True)
         settings = read_settings(out)
-        write_json(out / "run.json", {**settings, "recipe": job.recipe.as_json()})
+        write_json(out / "run.json", {**settings, "recipe": as_json(job.recipe)})
 
     shared(write)
 
@@ -343,7 +344,9 @@ class Curves:
     def notes(self) -> list[str]:
         """What has to be said beside the numbers."""
         if not self.chosen:
-            return ["Nothing was held out: the first of the averages was taken, unmeasured."]
+            return [
+                "The loss was not measured on held-out rows: the first of the averages was taken."
+            ]
         name, (step, best) = min(
             (
                 (name, point)

@@ -57,8 +57,8 @@ class LinearSDE(ABC):
         return scale, cov if self.initial is None else cov + scale @ self.initial @ scale.T
 
     def white(self, like: Tensor, noise: Noise, tag: str, **cond: Any) -> Tensor:
-        """The noise that L is applied to, N(0, I). A subclass may colour it, by a covariance that
-        commutes with the scales; samplers that draw for themselves know white noise only."""
+        """The noise that L and G are applied to, N(0, I). A subclass may colour it, by a covariance
+        that commutes with the scales."""
         return noise.normal(like, tag)
 
     # GaussianPath

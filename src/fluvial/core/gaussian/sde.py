@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from fluvial.core.gaussian.fields import combine, predicted, scalars
+from fluvial.core.gaussian.linear import LinearSDE
 from fluvial.core.gaussian.paths import AlphaSigmaPath
 from fluvial.core.gaussian.schedule import time_of
 from fluvial.core.protocols import Run, Sampler
@@ -62,7 +63,7 @@ class EulerMaruyama:
         h = float(run.s) - float(run.t)
         if self.diffusion == 0 or h == 0:
             return torch.add(x, guess.velocity, alpha=h), memory, clean
-        z = run.noise.normal(x, "euler-maruyama")
+        z = _noise(x, "euler-maruyama", guess.path, run)
         _, spread = guess.path.sde(run.t, **run.cond)
         if guess.alpha_sigma is None:
             _, level = guess.path.marginal(run.t, **run.cond)
@@ -113,7 +114,7 @@ class Langevin:
         guess = predicted(x, run)
         clean = guess.clean if run.watched else None
         step = 2 * self.snr**2
-        z = run.noise.normal(x, "langevin")
+        z = _noise(x, "langevin", guess.path, run)
         if guess.alpha_sigma is None:
             _, level = guess.path.marginal(run.t, **run.cond)
             x = x + level @ (math.sqrt(2 * step) * z - step * guess.ends()[1])
@@ -219,3 +220,10 @@ class EDMHeun:
         z = run.noise.normal(x, "churn")
         x = combine(alpha_hat / alpha, x, self.s_noise * spread, z)
         return x, sigma_hat / alpha_hat if alpha_hat else math.inf, run
+
+
+def _noise(x: Tensor, tag: str, path: Any, run: Run) -> Tensor:
+    """z, of the colour that the path gives its noise (`fluvial.core.gaussian.linear`)."""
+    if isinstance(path, LinearSDE):
+        return path.white(x, run.noise, tag, **run.cond)
+    return run.noise.normal(x, tag)

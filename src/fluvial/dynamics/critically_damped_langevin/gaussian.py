@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
 
@@ -17,10 +17,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fluvial.core.gaussian.linear import OrnsteinUhlenbeck
 from fluvial.core.protocols import Run, Sampler, Steering
 from fluvial.core.scales import Block
 from fluvial.core.time import check_pairs
-from fluvial.dynamics.critically_damped_langevin.path import CriticalKernel, CriticallyDamped
+from fluvial.dynamics.critically_damped_langevin.path import CriticallyDamped
 
 MOST_DRAWS = 4
 """Draws of a step, at most."""
@@ -44,12 +45,14 @@ class GaussianScore:
             raise ValueError(f"std must be positive and finite, got {self.std}")
 
     @functools.cached_property
-    def _process(self) -> CriticalKernel:
-        return self.path.started(np.diag([self.std**2, self.path.v0]))
+    def _process(self) -> OrnsteinUhlenbeck:
+        data = Block(np.diag([self.std**2, self.path.v0]))
+        return replace(self.path.process, initial=data)
 
     def cov(self, t: Tensor) -> Block:
         """P_t."""
-        return self._process(self.path.tau(t))[1]
+        cov: Block = self._process.moments(t)[1]
+        return cov
 
     def __call__(self, x: Tensor, t: Tensor, **cond: Any) -> Tensor:
         return -self.cov(t).solve(x)

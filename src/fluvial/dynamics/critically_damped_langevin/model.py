@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any, Literal, Self, TypeAlias, get_args
 
@@ -53,6 +53,7 @@ OFFICIAL: dict[str, Any] = {
 """Of the published training, which takes 2,000 epochs of 50,000 points."""
 
 Output: TypeAlias = Literal["score", "noise", "mixed"]
+Given: TypeAlias = Literal["hybrid", "denoising"]
 
 _TIMES: dict[str, Any] = {kind.__name__: kind for kind in (Uniform, LogitNormal)}
 
@@ -73,14 +74,15 @@ class NetworkScore:
         path: of the process.
         output: what the network gives: the score; or noise, which stands for the score -L^-T noise;
             or noise beside the score of a momentum without data, -momentum / C_vv (mixed).
-        law: whose C = L L^T is meant by ``output``; ``path`` by default.
+        matching: "hybrid" where the C = L L^T that ``output`` means is that given the position
+            of the data alone, "denoising" where their momentum is given too.
         jitter: added to the diagonal of that C.
     """
 
     network: nn.Module
     path: CriticallyDamped
     output: Output = "score"
-    law: CriticallyDamped | None = None
+    matching: Given = "hybrid"
     jitter: float = 0.0
     predicts: str = "score"
 
@@ -90,7 +92,8 @@ class NetworkScore:
 
     def moments(self, t: Tensor) -> tuple[Block, Block]:
         """(M, C), with the jitter."""
-        scale, cov = (self.law or self.path).moments(t)
+        hybrid = self.matching == "hybrid"
+        scale, cov = self.path.moments(t) if hybrid else self.path.kernel(torch.zeros_like(t), t)
         return scale, cov + self.jitter * cov.identity()
 
     def learned(self, x: Tensor, t: Tensor, cov: Block, **cond: Any) -> Tensor:
@@ -103,7 +106,8 @@ class NetworkScore:
                 f"the network must return {parts} x {x.shape[2]} numbers along dimension 1 where "
                 f"epsilon is {self.path.epsilon}, got {tuple(value.shape)} for {tuple(u.shape)}"
             )
-        value = value.unflatten(1, (parts, x.shape[2]))
+        # in half precision its multiples by 1 / L would overflow
+        value = value.unflatten(1, (parts, x.shape[2])).to(x.dtype)
         if self.output == "score":
             return value
         if parts == 1:
@@ -166,7 +170,7 @@ class CriticallyDampedLangevin(Objective):
         *,
         path: CriticallyDamped = CriticallyDamped(),  # noqa: B008 (frozen)
         output: Output = "score",
-        matching: Literal["hybrid", "denoising"] = "hybrid",
+        matching: Given = "hybrid",
         times: Times = Uniform(1e-5, 1.0),  # noqa: B008 (frozen)
         jitter: float = 1e-6,
         shape: Sequence[int] | None = None,
@@ -175,7 +179,7 @@ class CriticallyDampedLangevin(Objective):
         super().__init__()
         if output not in get_args(Output):
             raise ValueError(f"output must be 'score', 'noise' or 'mixed', got {output!r}")
-        if matching not in ("hybrid", "denoising"):
+        if matching not in get_args(Given):
             raise ValueError(f"matching must be 'hybrid' or 'denoising', got {matching!r}")
         if not 0 <= jitter < math.inf:
             raise ValueError(f"jitter must be finite and not negative, got {jitter}")
@@ -192,8 +196,7 @@ class CriticallyDampedLangevin(Objective):
     @property
     def field(self) -> NetworkScore:
         """The score, a field of kind ``"score"``."""
-        law = self.path if self.matching == "hybrid" else replace(self.path, v0=0.0)
-        return NetworkScore(self.network, self.path, self.output, law, self.jitter)
+        return NetworkScore(self.network, self.path, self.output, self.matching, self.jitter)
 
     # Training
 
@@ -210,7 +213,7 @@ class CriticallyDampedLangevin(Objective):
         """The objective on one batch.
 
         Args:
-            x0: positions.
+            x0: positions, of mean 0 and variance 1; `forward` encodes the user's by ``format``.
             noise: keyed noise of times, momenta and states.
             **cond: further inputs of the network.
 
@@ -221,7 +224,7 @@ class CriticallyDampedLangevin(Objective):
             TypeError: ``x0`` is not floating, or of another dtype than the network.
             ValueError: no rows, another shape, or values that are not finite.
         """
-        self._check(x0)
+        self._check(x0, encoded=True)
         if not bool(x0.isfinite().all()):
             raise ValueError("x0 holds values that are not finite")
         return self._loss(x0, noise, cond)
@@ -239,17 +242,16 @@ class CriticallyDampedLangevin(Objective):
         error = score + level.T.solve(r)[:, -score.shape[1] :]
         total = error.square().flatten(1).sum(1)
         if self.matching == "hybrid":
-            weight = torch.linalg.det(cov.matrix)
-            if not self.path.epsilon:
-                weight = weight / cov.matrix[..., 0, 0]
+            pivots = level.matrix.diagonal(dim1=-2, dim2=-1).square()  # whose product is det C
+            weight = pivots.prod(-1) if self.path.epsilon else pivots[..., 1]
             total = weight.to(total) * total
         return {"loss": total.mean(), "error": total.detach(), "t": t}
 
-    def _check(self, x0: Tensor) -> None:
+    def _check(self, x0: Tensor, *, encoded: bool) -> None:
         if not isinstance(x0, Tensor):
             raise TypeError(f"x0 must be a tensor, got {type(x0).__name__}")
         wanted = next((p.dtype for p in self.parameters()), x0.dtype)
-        if self.format is None and x0.dtype != wanted:
+        if encoded and x0.dtype != wanted:
             raise TypeError(f"x0 is {x0.dtype} and the network {wanted}; convert one of them")
         if x0.ndim < 2 or len(x0) == 0:
             raise ValueError(f"x0 needs rows and an event shape, got shape {tuple(x0.shape)}")
@@ -306,7 +308,7 @@ class CriticallyDampedLangevin(Objective):
         return self.eval()
 
     def _rows(self, x: Tensor, label: Tensor | None) -> dict[str, Tensor]:
-        self._check(x)
+        self._check(x, encoded=self.format is None)
         if self.format is not None:
             self.format.encode(x[:1])
         if x.is_floating_point() and not bool(x.isfinite().all()):

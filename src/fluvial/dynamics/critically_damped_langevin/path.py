@@ -10,10 +10,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from scipy import special
 from torch import Tensor
 
-from fluvial.core.gaussian.linear import Clock, LinearClock, LinearSDE
+from fluvial.core.gaussian.linear import Clock, LinearClock, LinearSDE, OrnsteinUhlenbeck
 from fluvial.core.protocols import Noise
 from fluvial.core.scales import Block
 
@@ -52,74 +51,12 @@ class SpeedClock:
         return self.beta_of(t)
 
 
-class CriticalKernel:
-    """dU = A U dtau + Q^(1/2) dW in two dimensions, where A has the double eigenvalue -a.
-
-    N = A + a has N^2 = 0, so exp(A tau) = exp(-a tau) (1 + tau N), and the covariance integrates
-    exp(-2 a s) times a polynomial of degree two in s. With z = 2 a tau and P the regularised
-    incomplete gamma function,
-
-        C = Q P(1, z) / 2a + (N Q + Q N^T) P(2, z) / (2a)^2 + 2 N Q N^T P(3, z) / (2a)^3,
-
-    where P(2, z) = P(3, z) + z^2 exp(-z) / 2 and P(1, z) = P(2, z) + z exp(-z): no digits are lost
-    where tau is small.
-
-    Args:
-        drift: A, (2, 2) float64.
-        noise: Q, (2, 2) float64, symmetric.
-        initial: covariance at tau = 0, (2, 2); 0 by default.
-    """
-
-    def __init__(
-        self, drift: np.ndarray, noise: np.ndarray, initial: np.ndarray | None = None
-    ) -> None:
-        self.drift, self.noise = drift, noise
-        self.a = -0.5 * float(drift.trace())
-        self.turn = drift + self.a * np.eye(2)
-        first, second, third = self._carried(noise) / (2 * self.a) ** np.arange(1, 4)[:, None]
-        third = 2 * third
-        self.stationary = (first + second + third).reshape(2, 2)
-        """The covariance that stays, (2, 2)."""
-        # flow and covariance in the functions of tau below
-        self._weights = np.zeros((6, 8))
-        self._weights[:2, :4] = np.stack([np.eye(2), self.turn]).reshape(2, 4)
-        self._weights[2, 4:] = first + second + third
-        self._weights[4, 4:] = 2 * self.a * first
-        self._weights[5, 4:] = 2 * self.a**2 * (first + second)
-        if initial is not None:
-            self._weights[3:, 4:] += self._carried(initial)
-
-    def _carried(self, cov: np.ndarray) -> np.ndarray:
-        """Coefficients of 1, tau and tau^2 in (1 + tau N) cov (1 + tau N)^T, (3, 4)."""
-        once = self.turn @ cov
-        return np.stack([cov, once + once.T, once @ self.turn.T]).reshape(3, 4)
-
-    def __call__(self, tau: Tensor) -> tuple[Block, Block]:
-        """(exp(A tau), the covariance after tau)."""
-        if tau.ndim == 0 and tau.device.type == "cpu":  # numbers, for a step of a sampler
-            terms = self._functions(float(tau), math.exp, lambda z: special.gammainc(3.0, z))
-            flow, cov = (np.array(terms) @ self._weights).reshape(2, 2, 2)
-            return Block(flow), Block(cov)
-        three = torch.tensor(3.0, dtype=tau.dtype, device=tau.device)
-        terms = self._functions(tau, torch.exp, lambda z: torch.special.gammainc(three, z))
-        both = torch.stack(terms, -1) @ torch.from_numpy(self._weights).to(tau.device)
-        flows, covs = both.unflatten(-1, (2, 2, 2)).unbind(-3)
-        return Block(flows), Block(covs)
-
-    def _functions(self, tau: Any, exp: Any, third: Any) -> list[Any]:
-        """exp(-a tau) times 1 and tau, P(3, z), exp(-z) times 1, tau and tau^2."""
-        root = exp(-self.a * tau)
-        decay = root * root
-        once = decay * tau
-        return [root, root * tau, third(2 * self.a * tau), decay, once, once * tau]
-
-
 @dataclass(frozen=True)
 class CriticallyDamped(LinearSDE):
     """dU = beta A U dt + sqrt(beta) diag(epsilon, sigma) dW, A = [[0, a^2], [-1, -2 a]].
 
     U is position and momentum, a state (batch, 2, *event); the paper calls the momentum velocity. A
-    has the double eigenvalue -a, `CriticalKernel` has the closed forms, and what stays is
+    has the double eigenvalue -a, `OrnsteinUhlenbeck` has the moments, and what stays is
 
         S = [[(5 epsilon^2 + a^2 sigma^2) / 4a, -epsilon^2 / 2a^2],
              [.,                (epsilon^2 + a^2 sigma^2) / 4a^3]].
@@ -140,6 +77,7 @@ class CriticallyDamped(LinearSDE):
         v0: >= 0, the variance of the momentum at t = 0.
 
     Raises:
+        TypeError: ``clock`` is no clock.
         ValueError: a value is out of its range.
 
     Citation: Strasman et al., NeurIPS 2025, arXiv 2511.02419; Dockhorn, Vahdat and Kreis, ICLR
@@ -157,40 +95,34 @@ class CriticallyDamped(LinearSDE):
             value = getattr(self, name)
             if not 0 < value < math.inf:
                 raise ValueError(f"{name} must be positive and finite, got {value}")
+        if not (callable(self.clock) and hasattr(self.clock, "rate")):
+            raise TypeError(
+                "clock must give tau(t) and its rate, such as LinearClock(4.0) or "
+                f"SpeedClock(beta), got {self.clock!r}"
+            )
         for name in ("epsilon", "v0"):
             value = getattr(self, name)
             if not 0 <= value < math.inf:
                 raise ValueError(f"{name} must be finite and not negative, got {value}")
 
     @functools.cached_property
-    def process(self) -> CriticalKernel:
-        """The process in tau."""
-        drift = np.array([[0.0, self.a**2], [-1.0, -2 * self.a]])
-        return CriticalKernel(drift, np.diag([self.epsilon**2, self.sigma**2]))
-
-    def started(self, initial: np.ndarray) -> CriticalKernel:
-        """The process in tau, from a covariance (2, 2) at t = 0 on."""
-        return CriticalKernel(self.process.drift, self.process.noise, initial)
+    def process(self) -> OrnsteinUhlenbeck:
+        """A, Q = diag(epsilon, sigma)^2 and the clock."""
+        drift = Block(np.array([[0.0, self.a**2], [-1.0, -2 * self.a]]))
+        noise = Block(np.diag([self.epsilon**2, self.sigma**2]))
+        return OrnsteinUhlenbeck(drift, noise, self.clock, self.initial)
 
     @functools.cached_property
-    def reverse(self) -> CriticalKernel:
-        """The time reversal of the stationary process: drift -A - Q S^-1, as damped as A."""
-        pull = self.process.noise @ np.linalg.inv(self.process.stationary)
-        return CriticalKernel(-self.process.drift - pull, self.process.noise)
-
-    @property
     def stationary(self) -> Block:
         """S."""
-        return Block(self.process.stationary)
+        return self.process.stationary()
 
     @functools.cached_property
-    def _hybrid(self) -> CriticalKernel:
-        return self.started(np.diag([0.0, self.v0]))
-
-    @functools.cached_property
-    def _coefficients(self) -> tuple[Block, Block]:
-        """A and diag(epsilon, sigma)."""
-        return Block(self.process.drift), Block(np.diag([self.epsilon, self.sigma]))
+    def reverse(self) -> OrnsteinUhlenbeck:
+        """The time reversal of the stationary process: drift -A - Q S^-1, as damped as A."""
+        drift, noise = self.process.drift, self.process.noise
+        pull = noise @ self.stationary.inverse()
+        return OrnsteinUhlenbeck(-1 * drift - pull, noise, self.clock)
 
     def tau(self, t: Tensor) -> Tensor:
         """The integral of beta from 0 to t, float64."""
@@ -209,17 +141,13 @@ class CriticallyDamped(LinearSDE):
         return Block(np.diag([0.0, self.v0])) if self.v0 else None
 
     def kernel(self, s: Tensor, t: Tensor, **cond: Any) -> tuple[Block, Block]:
-        return self.process(self.tau(t) - self.tau(s))
+        return self.process.kernel(s, t)
 
     def moments(self, t: Tensor, **cond: Any) -> tuple[Block, Block]:
-        return self._hybrid(self.tau(t))
+        return self.process.moments(t)
 
     def sde(self, t: Tensor, **cond: Any) -> tuple[Block, Block]:
-        beta: Any = self.clock.rate(t.double())
-        if beta.ndim == 0 and beta.device.type == "cpu":
-            beta = float(beta)
-        drift, spread = self._coefficients
-        return beta * drift, beta**0.5 * spread
+        return self.process.sde(t)
 
     # Path
 

@@ -93,8 +93,8 @@ class SSCS:
 
         O: dU = (-A - Q S^-1) U dtau + Q^(1/2) dW,    E: dU = Q (s + S^-1 U) dtau,
 
-    with S the stationary covariance. O is the time reversal of the stationary process, and has the
-    same closed form. A step is half of O, one Euler step of E, and the other half of O; with
+    with S the stationary covariance. O is the time reversal of the stationary process, and its
+    moments are exact. A step is half of O, one Euler step of E, and the other half of O; with
     constant beta and epsilon = 0 it is the sampler of Dockhorn et al. (ICLR 2022). One evaluation a
     step. For data of the stationary law E is nothing, and the law is exact whatever the step.
 
@@ -113,17 +113,19 @@ class SSCS:
 
     def step(self, x: Tensor, memory: Any, run: Run) -> tuple[Tensor, Any, Tensor | None]:
         path, (first, second) = _halves(run, "SSCS")
-        x = self._exact(path, x, first, run, "sscs-first")
-        asked = run if self.score_at == "start" else replace(run, t=0.5 * (run.t + run.s))
-        guess = predicted(x, asked)
-        pull = float(first + second) * Block(path.process.noise)
+        middle = 0.5 * (run.t + run.s)
+        x = self._exact(path, x, middle, run.t, run.noise.normal(x, "sscs-first"))
+        guess = predicted(x, run if self.score_at == "start" else replace(run, t=middle))
+        pull = float(first + second) * path.process.noise
         x = x + mix((pull, score(guess)), (pull @ path.stationary.inverse(), x))
-        x = self._exact(path, x, second, run, "sscs-second")
+        x = self._exact(path, x, run.s, middle, run.noise.normal(x, "sscs-second"))
         return x, memory, guess.clean if run.watched else None
 
-    def _exact(self, path: CriticallyDamped, x: Tensor, span: Tensor, run: Run, tag: str) -> Tensor:
-        flow, cov = path.reverse(span)
-        return mix((flow, x), (cov.cholesky(), run.noise.normal(x, tag)))
+    def _exact(
+        self, path: CriticallyDamped, x: Tensor, s: Tensor, t: Tensor, noise: Tensor
+    ) -> Tensor:
+        flow, cov = path.reverse.kernel(s, t)
+        return mix((flow, x), (cov.cholesky(), noise))
 
 
 class Denoised:

@@ -134,6 +134,10 @@ class Cells:
         return self._sum((self.h - self.middles) ** k / math.factorial(k))
 
     def modes(self, rates: Tensor, basis: Tensor) -> Tensor:
-        turned = torch.einsum("bij,nbi->nbj", basis, self.increments.flatten(2).to(basis))
+        turned = torch.einsum(
+            "bij,nbi->nbj",
+            basis,
+            self.increments.reshape(len(self.increments), *rates.shape).to(basis),
+        )
         ages = (self.h - self.middles).to(basis)
         return (torch.exp(ages[:, None, None] * rates) * turned).sum(0)

@@ -113,7 +113,7 @@ class WassersteinSampler:
 
     def is_dense(self, dim: int) -> bool:
         """Whether the Hessian of an event of ``dim`` numbers is formed."""
-        if self.scheme != "so":
+        if self.scheme != "so" or dim == 0:
             return False
         return self.hessian == "dense" or self.hessian == "auto" and dim <= DENSE
 
@@ -378,7 +378,7 @@ class _Drawn:
         return self._normal * (math.sqrt(self.h) * root_series(k)[k] * self.h**k)
 
     def modes(self, rates: Tensor, basis: Tensor) -> Tensor:
-        normal = self.noise.normal(self.like, "brownian").flatten(1).to(basis)
+        normal = self.noise.normal(self.like, "brownian").reshape(rates.shape).to(basis)
         return (self.h * phi1(2 * self.h * rates)).sqrt() * _coordinates(basis, normal)
 
 
@@ -410,7 +410,7 @@ def _by_eigenvalues(
     linear = (jacobian + jacobian.mT).mul_(0.5)
     linear.diagonal(dim1=1, dim2=2).add_(0.5)
     rates, basis = torch.linalg.eigh(linear)
-    turned = _coordinates(basis, y.flatten(1).to(exact))
+    turned = _coordinates(basis, y.reshape(rates.shape).to(exact))
     bent = 0.25 * h * h * phi2(h * rates) * turned + motion.modes(rates, basis)
     return value, clean, torch.einsum("bij,bj->bi", basis, bent).reshape(y.shape).to(y.dtype)
 

@@ -91,7 +91,8 @@ def w2_bound(
             learnt *= 3
         case "so":
             learnt += 2 / 3 * math.sqrt(h * dim) * hessian_error + h / 2 * drift_error
-            learnt *= math.exp((0.5 + smoothness) * h)
+            exponent = (0.5 + smoothness) * h
+            learnt *= math.exp(exponent) if exponent < 700 else math.inf if learnt else 1.0
     return start + steps + learnt / gap
 
 

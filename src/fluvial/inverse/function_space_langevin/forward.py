@@ -166,6 +166,8 @@ def forward_map(forward: Measurement, modes: Modes, *, progress: bool = False) -
                 f"forward must be (N,) or (M, N) with N <= {len(modes)} modes, got "
                 f"{tuple(forward.shape)}"
             )
+        if forward.is_complex():
+            raise TypeError(f"forward must be real, got {forward.dtype}")
         if not bool(forward.isfinite().all()):
             raise ValueError("forward holds values that are not finite")
         values = forward.detach().double()

@@ -402,6 +402,9 @@ def check_covariance(cov: Tensor, size: int) -> Tensor:
         raise ValueError(f"cov_noise must be ({size},) or ({size}, {size}), got {tuple(cov.shape)}")
     if cov.ndim == 2:
         _check_size(size)
+        root = cov.diagonal().clamp(min=0).rsqrt()  # to equal size: variances may be 1e-193
+        if bool(torch.linalg.cholesky_ex(_scaled(cov, root))[1]):
+            raise ValueError("cov_noise must be positive definite")
     return cov
 
 

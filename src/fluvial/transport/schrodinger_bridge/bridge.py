@@ -331,10 +331,9 @@ class SchrodingerBridge(nn.Module):
         Raises:
             TypeError, ValueError: as `translate`.
         """
-        x = self._checked(x)
         return self._simulate(
-            x, direction, noise, steps, sampler, batch_size=batch_size, record=True
-        )
+            self._checked(x), direction, noise, steps, sampler, batch_size=batch_size, record=True
+        ).to(x.dtype)
 
     @torch.no_grad()
     def translate(
@@ -351,10 +350,13 @@ class SchrodingerBridge(nn.Module):
     ) -> Tensor:
         """The other ends of ``x``, (rows, *event), in the units of the data.
 
+        Floating as ``x`` is; float64 for a table, uint8 for images.
+
         Args:
             x: points of the side that the direction starts from, in the units of the data.
             direction: ``"backward"`` takes x1 to x0, ``"forward"`` x0 to x1.
-            noise, steps, sampler, batch_size: as for `sample`.
+            noise, steps, batch_size: as for `sample`.
+            sampler: as for `sample`; `Ancestral` by default where ``format`` is of images.
             steer: bends the simulation; what it is shown as clean is the end aimed at.
             progress: show a progress bar over batches.
 
@@ -363,6 +365,8 @@ class SchrodingerBridge(nn.Module):
             ValueError: an unknown direction, another shape, values that are not finite, counts that
                 are not positive.
         """
+        if sampler is None and self.format is not None and self.format.kind == "images":
+            sampler = Ancestral()
         end = self._simulate(
             self._checked(self._encoded("x", x)),
             direction,
@@ -373,6 +377,7 @@ class SchrodingerBridge(nn.Module):
             batch_size=batch_size,
             progress=progress,
         )
+        end = end.to(x.dtype) if x.is_floating_point() else end
         return end if self.format is None else self.format.decode(end)
 
     @torch.no_grad()
@@ -405,7 +410,7 @@ class SchrodingerBridge(nn.Module):
             steps,
             solver,
             batch_size=batch_size,
-        )
+        ).to(x.dtype)
 
     def _checked(self, x: Tensor) -> Tensor:
         if not isinstance(x, Tensor) or not x.is_floating_point():
@@ -415,6 +420,8 @@ class SchrodingerBridge(nn.Module):
         if tuple(x.shape[1:]) != self.shape:
             event = ", ".join(map(str, self.shape))
             raise ValueError(f"x must have shape (rows, {event}), got {tuple(x.shape)}")
+        if not bool(x.isfinite().all()):
+            raise ValueError("x holds values that are not finite")
         return x.to(next(self.parameters()))
 
     def _simulate(

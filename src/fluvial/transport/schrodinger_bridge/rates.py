@@ -59,10 +59,12 @@ def finite_state_rate_bound(p0: Tensor, p1: Tensor, kernels: Tensor) -> float:
         kernels: (K, m, m), positive, K = N + 1.
 
     Raises:
-        ValueError: an entry is not positive.
+        ValueError: an entry is not positive, or ``kernels`` has another shape.
 
     Citation: Sokolov and Korotin, arXiv 2508.02770.
     """
+    if kernels.ndim != 3:
+        raise ValueError(f"kernels must have shape (K, m, m), got {tuple(kernels.shape)}")
     least = [float(value.min()) for value in (p0, p1, kernels)]
     if not min(least) > 0:
         raise ValueError(f"p0, p1 and kernels must be positive, got {least} as their least entries")

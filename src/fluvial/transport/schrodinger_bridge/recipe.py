@@ -24,8 +24,6 @@ from fluvial.training.processes import is_main
 from fluvial.transport.schrodinger_bridge.bridge import SYSTEM, Direction, SchrodingerBridge
 from fluvial.transport.schrodinger_bridge.reference import Reference
 
-HELD_OUT = 1_000
-"""Rows of each side held out at most."""
 PREVIEW = KeyedNoise(1)
 """Of the translations that are shown and measured."""
 SHOWN = 8
@@ -67,7 +65,7 @@ class Recipe:
         half_iterations: trainings of one direction, in turn; two are bridge matching in one shot.
         pairs: rows that are translated for the training of the other direction.
         simulation: steps of a translation.
-        steps: optimiser steps, over all half-iterations together.
+        steps: optimiser steps, over all half-iterations together, a multiple of their number.
         batch_size: rows a step, over all processes and parts.
         accumulation: parts a batch is computed in, one after another, to save memory.
         lr: peak learning rate of AdamW.
@@ -141,32 +139,18 @@ class Recipe:
                 f"steps must be at least one for each of {self.half_iterations} half-iterations, "
                 f"got {self.steps}"
             )
+        if self.steps % self.half_iterations:
+            near = self.steps // self.half_iterations * self.half_iterations
+            raise ValueError(
+                f"steps must be a multiple of the {self.half_iterations} half-iterations, got "
+                f"{self.steps}; {near} and {near + self.half_iterations} are"
+            )
+        if self.size is not None:
+            _check_size((self.size, self.size) if isinstance(self.size, int) else self.size)
         if self.seed < 0:
             raise ValueError(f"seed must not be negative, got {self.seed}")
         # whose own checks speak
         _ = self.training, self.reference
-
-    @classmethod
-    def from_json(cls, content: Mapping[str, Any]) -> Recipe:
-        """The recipe that ``as_json`` wrote.
-
-        Raises:
-            ValueError: a hyper-parameter is unknown, or out of its range.
-        """
-        unknown = set(content) - {field.name for field in fields(cls)}
-        if unknown:
-            raise ValueError(
-                f"the recipe has hyper-parameters of another version: {sorted(unknown)}"
-            )
-        values: dict[str, Any] = {
-            name: tuple(value) if isinstance(value, list) else value
-            for name, value in content.items()
-        }
-        return cls(**values)
-
-    def as_json(self) -> dict[str, Any]:
-        """The hyper-parameters, as JSON holds them."""
-        return {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(self).items()}
 
     @property
     def training(self) -> Training:
@@ -210,6 +194,8 @@ class Recipe:
         format = _shared(ours, theirs)
         ours, theirs = replace(ours, format=format), replace(theirs, format=format)
         images = format.kind == "images"
+        if images:
+            _check_size(format.shape[1:])
         width = self.width or (32 if images else 128)
         recipe = replace(
             self,
@@ -218,20 +204,8 @@ class Recipe:
             size=cast(tuple[int, int], format.shape[1:]) if images else self.size,
         )
         model = recipe._model(format)
-        return Job(recipe, model, ours, theirs, self._split(ours), self._split(theirs))
-
-    def _split(self, data: DataSet) -> tuple[DataSet, DataSet | None]:
-        share = min(self.validation, HELD_OUT / len(data))
-        if not share:
-            return data, None
-        try:
-            parts = data.split(train=1 - share, validation=share, test=None, seed=self.seed)
-        except ValueError as error:
-            reason = str(error).partition(";")[0]
-            raise ValueError(
-                f"{reason}; hold out another share, or nothing, validation=0"
-            ) from error
-        return parts["train"], parts["validation"]
+        parts = [side.hold_out(self.validation, seed=self.seed) for side in (ours, theirs)]
+        return Job(recipe, model, ours, theirs, parts[0], parts[1])
 
     def _model(self, format: Format) -> SchrodingerBridge:
         width = cast(int, self.width)
@@ -367,6 +341,16 @@ class Job:
         return self.model.translate(x, direction, noise=PREVIEW).to(x.dtype).cpu()
 
 
+def _check_size(sides: Sequence[int]) -> None:
+    """A `UNet` of three levels halves its images twice."""
+    if any(side % 4 for side in sides):
+        near = [max(4, 4 * round(side / 4)) for side in sides]
+        raise ValueError(
+            f"size: images of {' x '.join(map(str, sides))} are halved twice, so both sides must "
+            f"be multiples of 4; bring them to size={tuple(near)}"
+        )
+
+
 def _unlabelled(data: DataSet) -> DataSet:
     return replace(data, label=None, format=replace(data.format, label_names=()))
 
@@ -381,9 +365,13 @@ def _shared(source: DataSet, target: DataSet) -> Format:
     }
     for name, (here, there) in same.items():
         if here != there:
+            how = ""
+            if name == "shape" and ours.kind == "images":
+                channels, *size = ours.shape
+                how = f"; bring both to one, size={tuple(size)} and channels={channels}, say"
             raise ValueError(
                 f"target must have the {name} of the data, {here} of {source.name}; {target.name} "
-                f"has {there}"
+                f"has {there}{how}"
             )
     if ours.kind == "images":
         return ours
