@@ -11,7 +11,6 @@ normal data.
 
 from __future__ import annotations
 
-import json
 import math
 import shutil
 import statistics
@@ -33,8 +32,8 @@ import torch
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
-from fluvial.claims.parallel import side_by_side
 from fluvial.claims.report import Report, open_run, write_report
+from fluvial.claims.resumable import Resumable
 from fluvial.claims.verdict import Comparison
 from fluvial.core.gaussian.fields import convert
 from fluvial.core.gaussian.losses import Matching
@@ -57,7 +56,7 @@ from fluvial.dynamics.critically_damped_langevin import (
 )
 from fluvial.dynamics.critically_damped_langevin.model import OFFICIAL, Output
 from fluvial.metrics import sliced_wasserstein
-from fluvial.training.files import atomic, save_model, write_json
+from fluvial.training.files import atomic, save_model
 from fluvial.training.loop import Stage, Training, train
 
 SYSTEM = "critically-damped-langevin"
@@ -348,8 +347,8 @@ def run(
     """
     run = _ClaimRun(config, open_run(out, preset, config, force=force), progress)
     if len(config.lr) > 1:
-        run.all("search", list(product(config.arms, config.lr)))
-    run.all("distances", [(arm, seed) for seed in config.seeds for arm in config.arms])
+        run.each("search", list(product(config.arms, config.lr)))
+    run.each("distances", [(arm, seed) for seed in config.seeds for arm in config.arms])
     comparisons = run.comparisons()
     report = Report(
         system=SYSTEM,
@@ -369,7 +368,7 @@ def run(
 
 
 @dataclass
-class _ClaimRun:
+class _ClaimRun(Resumable):
     """The steps of a run. Each leaves a file in ``out``, and is skipped where that file is."""
 
     config: Config
@@ -377,37 +376,11 @@ class _ClaimRun:
     progress: bool
 
     def __post_init__(self) -> None:
-        self.started = time.perf_counter()
+        super().__post_init__()
         self.parts, self.about = SETS[self.config.data](self.config)
-
-    def _stored(self, name: str, make: Callable[[], Any]) -> Any:
-        path = self.out / name
-        if not path.exists():
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write_json(path, make())
-        return json.loads(path.read_text(encoding="utf-8"))
-
-    def spent(self) -> float:
-        """Seconds of this session and of the ones before it."""
-        path = self.out / "sessions.json"
-        before = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
-        self._sessions = [*before, time.perf_counter() - self.started]
-        write_json(path, self._sessions)
-        return math.fsum(self._sessions)
 
     def folder(self, arm: Arm, seed: int) -> Path:
         return self.out / f"{_slug(arm)}-{seed}"
-
-    def all(self, method: str, calls: Sequence[tuple[Any, ...]]) -> None:
-        """Call a method with each of ``calls``, in two processes that take every other one."""
-        if not self.config.side_by_side:
-            for arguments in calls:
-                getattr(self, method)(*arguments)
-            return
-        side_by_side(
-            _in_process,
-            [(self.config, self.out, self.progress, method, calls[k::2]) for k in range(2)],
-        )
 
     # One training
 
@@ -457,7 +430,7 @@ class _ClaimRun:
                 if way[1] == self.config.few
             )
 
-        return float(self._stored(f"search/{folder.name}.json", measure))
+        return float(self.stored(f"search/{folder.name}.json", measure))
 
     def best_lr(self, arm: Arm) -> float:
         """The learning rate with the lowest score of `search`."""
@@ -482,7 +455,7 @@ class _ClaimRun:
                 found.append([*way, {**values, "seconds": 1_000 * seconds / len(samples)}])
             return found
 
-        stored = self._stored(f"{folder.name}/distances.json", measure)
+        stored = self.stored(f"{folder.name}/distances.json", measure)
         return {(sampler, calls): values for sampler, calls, values in stored}
 
     # All of them
@@ -550,7 +523,7 @@ class _ClaimRun:
         def measure() -> float:
             return self._distance(self.parts["train"][: len(self.parts["test"])], "test")
 
-        return float(self._stored("floor.json", measure))
+        return float(self.stored("floor.json", measure))
 
     def table(self) -> list[dict[str, Any]]:
         """One row an arm and a way of sampling; distances are means over seeds."""
@@ -585,7 +558,7 @@ class _ClaimRun:
                 for a in EXACT_A
             }
 
-        return self._stored("exact.json", measure)
+        return self.stored("exact.json", measure)
 
     def slopes(self) -> dict[str, float]:
         """Powers of the number of steps by which the exact error falls from the true law of x_1."""
@@ -605,7 +578,7 @@ class _ClaimRun:
                 found[f"{name}, epsilon = {epsilon:g}"] = float(slope)
             return found
 
-        return self._stored("slopes.json", measure)
+        return self.stored("slopes.json", measure)
 
     def notes(self) -> list[str]:
         """What has to be said beside the table."""
@@ -716,11 +689,3 @@ def _matched(a: float) -> float:
 
 def _slug(arm: Arm) -> str:
     return arm.name.replace(", ", "-").replace(" ", "-").replace("=", "")
-
-
-def _in_process(
-    config: Config, out: Path, progress: bool, method: str, calls: Sequence[tuple[Any, ...]]
-) -> None:
-    run = _ClaimRun(config, out, progress)
-    for arguments in calls:
-        getattr(run, method)(*arguments)

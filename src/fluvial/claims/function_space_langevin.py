@@ -30,8 +30,8 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from fluvial.claims.parallel import side_by_side
 from fluvial.claims.report import Report, open_run, write_report
+from fluvial.claims.resumable import Resumable
 from fluvial.claims.verdict import Comparison
 from fluvial.core.noise import KeyedNoise
 from fluvial.data.photographs import LICENCES, grey, photograph
@@ -482,22 +482,12 @@ Job: TypeAlias = tuple[Literal["gaussian", "train", "learned"], Arm, int, int]
 
 
 @dataclass
-class _ClaimRun:
+class _ClaimRun(Resumable):
     """The jobs of a run. Each leaves a file in ``out``, and is skipped where that file is."""
 
     config: Config
     out: Path
     progress: bool
-
-    def __post_init__(self) -> None:
-        self.started = time.perf_counter()
-
-    def spent(self) -> float:
-        """Seconds of this session and of the ones before it."""
-        path = self.out / "sessions.json"
-        before = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
-        write_json(path, [*before, time.perf_counter() - self.started])
-        return math.fsum(before) + time.perf_counter() - self.started
 
     def folder(self, *job: Any) -> Path:
         kind, arm, side, seed = job
@@ -506,13 +496,7 @@ class _ClaimRun:
     def all(self, jobs: Sequence[Job]) -> None:
         """Do the jobs, on two processes unless the configuration says otherwise."""
         left = [job for job in jobs if not self.folder(*job).exists()]
-        if not self.config.side_by_side or len(left) < 2:
-            self.do(left)
-            return
-        side_by_side(
-            _in_process,
-            [(self.config, self.out, self.progress and k == 0, left[k::2]) for k in range(2)],
-        )
+        self.each("do", [(left[k::2],) for k in range(2)])
 
     def do(self, jobs: Sequence[Job]) -> None:
         bar = tqdm(jobs, unit="job", disable=not self.progress)
@@ -758,10 +742,6 @@ def _errors(model: FunctionSpaceLangevin, functions: Tensor) -> dict[str, float]
         "slope": float((slope.abs() / pull).median()),
         "bias": float((bias.abs() / (pull * smoothed.sqrt())).median()),
     }
-
-
-def _in_process(config: Config, out: Path, progress: bool, jobs: Sequence[Job]) -> None:
-    _ClaimRun(config, out, progress).do(jobs)
 
 
 def draw(run: _ClaimRun, path: Path) -> None:

@@ -11,11 +11,9 @@ transport, and by how well they keep the two marginals.
 
 from __future__ import annotations
 
-import json
 import math
 import shutil
 import statistics
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -31,8 +29,8 @@ import torch
 from sklearn.datasets import load_breast_cancer, load_digits
 from torch import Tensor, nn
 
-from fluvial.claims.parallel import side_by_side
 from fluvial.claims.report import Report, open_run, write_report
+from fluvial.claims.resumable import Resumable
 from fluvial.claims.verdict import Comparison
 from fluvial.core.couplings import Independent
 from fluvial.core.gaussian.losses import Matching
@@ -44,7 +42,7 @@ from fluvial.core.time import uniform_grid
 from fluvial.data import SETS, scaled
 from fluvial.metrics import sliced_wasserstein
 from fluvial.networks import MLP, UNet
-from fluvial.training.files import atomic, load_model, save_model, write_json
+from fluvial.training.files import atomic, load_model, save_model
 from fluvial.training.loop import Stage, Training, train
 from fluvial.transport.schrodinger_bridge import (
     Reference,
@@ -113,6 +111,9 @@ class Config:
         half_iterations: of DSBM and DSB. One-shot bridge matching and rectified flow take as many
             steps a network.
         steps: optimiser steps of a half-iteration.
+        first_steps: of the first half-iteration of a direction of DSBM; ``steps`` if None.
+        renew: steps of DSBM after which its pairs are made anew; None for once a half-iteration.
+        away: how far the times of its training stay from 0 and 1.
         pairs: simulated for a half-iteration.
         batch_size: of all arms.
         lr: of all arms.
@@ -135,6 +136,9 @@ class Config:
     simulation: int = 30
     half_iterations: int = 10
     steps: int = 600
+    first_steps: int | None = None
+    renew: int | None = None
+    away: float = 1e-3
     pairs: int = 4_000
     batch_size: int = 256
     lr: float = 1e-3
@@ -151,6 +155,12 @@ class Config:
             raise ValueError(f"share must lie in (0, 1], got {self.share}")
         if self.half_iterations < 2:
             raise ValueError(f"half_iterations must be at least 2, got {self.half_iterations}")
+
+    @property
+    def steps_a_direction(self) -> int:
+        """Optimiser steps that every arm spends on each direction."""
+        first = self.steps if self.first_steps is None else self.first_steps
+        return first + (self.half_iterations // 2 - 1) * self.steps
 
 
 PRESETS: dict[str, Config] = {
@@ -179,6 +189,9 @@ PRESETS: dict[str, Config] = {
         diffusion=math.sqrt(1.02),
         half_iterations=40,
         steps=5_000,
+        first_steps=100_000,
+        renew=1_000,
+        away=1e-4,
         pairs=10_000,
         batch_size=128,
         lr=1e-4,
@@ -338,29 +351,12 @@ def _network_comparisons(scores: Scores) -> list[Comparison]:
 
 
 @dataclass
-class _ClaimRun:
+class _ClaimRun(Resumable):
     """The steps of a run. Each leaves a file in ``out``, and is skipped where that file is."""
 
     config: Config
     out: Path
     progress: bool
-
-    def __post_init__(self) -> None:
-        self.started = time.perf_counter()
-
-    def _stored(self, name: str, make: Callable[[], Any]) -> Any:
-        path = self.out / name
-        if not path.exists():
-            write_json(path, make())
-        return json.loads(path.read_text(encoding="utf-8"))
-
-    def spent(self) -> float:
-        """Seconds of this session and of the ones before it."""
-        path = self.out / "sessions.json"
-        before = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
-        sessions = [*before, time.perf_counter() - self.started]
-        write_json(path, sessions)
-        return math.fsum(sessions)
 
     def folder(self, arm: Arm, seed: int) -> Path:
         return self.out / f"{arm.replace(' ', '-')}-{seed}"
@@ -381,24 +377,14 @@ class _ClaimRun:
                 for name, problem in problems.items()
             }
 
-        return cast(Exact, self._stored(f"exact-{seed}.json", make))
+        return cast(Exact, self.stored(f"exact-{seed}.json", make))
 
     # Part 2
 
     def train(self, arms: Sequence[Arm], seed: int) -> None:
         """Train and measure arms, at the same time unless the configuration says otherwise."""
-        waiting = [arm for arm in arms if not (self.folder(arm, seed) / "scores.json").exists()]
-        if not waiting:
-            return
-        if not self.config.side_by_side:
-            for arm in waiting:
-                self.scores(arm, seed)
-            return
-        calls = [
-            (self.config, self.out, self.progress and arm == waiting[0], arm, seed)
-            for arm in waiting
-        ]
-        side_by_side(_in_process, calls)
+        done = {arm for arm in arms if (self.folder(arm, seed) / "scores.json").exists()}
+        self.each("scores", [(arm, seed) for arm in arms if arm not in done])
 
     def scores(self, arm: Arm, seed: int) -> dict[str, dict[str, float]]:
         """What is measured of an arm on held-out rows, by direction."""
@@ -412,12 +398,12 @@ class _ClaimRun:
                 translate, sides, self.config.diffusion, KeyedNoise(SAMPLE_SEED).at(seed)
             )
 
-        return cast(dict[str, dict[str, float]], self._stored(f"{folder.name}/scores.json", make))
+        return cast(dict[str, dict[str, float]], self.stored(f"{folder.name}/scores.json", make))
 
     def _fit(self, arm: Arm, seed: int, sides: Sides) -> None:
         """Train an arm, or go on, and save it."""
         config, folder, model = self.config, self.folder(arm, seed), self._build(arm, seed, sides)
-        each = config.half_iterations // 2 * config.steps
+        each = config.steps_a_direction
         shared: dict[str, Any] = {
             "batch_size": config.batch_size,
             "lr": config.lr,
@@ -436,6 +422,11 @@ class _ClaimRun:
             save_model(folder / MODEL, model.state_dict(), header, overwrite=True)
             return
         one_shot = arm == "one-shot bridge matching"
+        published: dict[str, Any] = {"away": config.away}
+        if arm == "DSBM":
+            published |= {"first_steps": config.first_steps, "renew": config.renew}
+        if arm == "DSB":
+            published = {}  # its chains have times of their own
         model.fit(
             sides.x0[0],
             sides.x1[0],
@@ -445,6 +436,7 @@ class _ClaimRun:
             method="dsb" if arm == "DSB" else "dsbm",
             out=folder,
             progress=self.progress,
+            **published,
             **shared,
         ).save(folder / MODEL, overwrite=True)
 
@@ -512,7 +504,7 @@ class _ClaimRun:
                 for s in horizons
             ]
             factors.append(f"{problem}: {', '.join(values)}")
-        each = config.half_iterations // 2 * config.steps
+        each = config.steps_a_direction
         return [
             f"Exact part, factor r_2 = KL_3 / KL_2 by sigma^2, mean over seeds: "
             f"{'; '.join(factors)}. A seed's histograms are of {config.share:.0%} of the rows.",
@@ -583,10 +575,6 @@ class _ClaimRun:
         axis.set_xticks([])
         axis.tick_params(length=0)
         axis.spines[:].set_visible(False)
-
-
-def _in_process(config: Config, out: Path, progress: bool, arm: Arm, seed: int) -> None:
-    _ClaimRun(config, out, progress).scores(arm, seed)
 
 
 # Part 1: exact problems

@@ -8,12 +8,13 @@ trained on digits, and a U-Net and a diffusion transformer trained on pictures.
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import statistics
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -31,8 +32,8 @@ from sklearn.decomposition import PCA
 from torch import Tensor
 from torch.nn import functional
 
-from fluvial.claims.parallel import side_by_side
 from fluvial.claims.report import Report, open_run, write_report
+from fluvial.claims.resumable import Resumable
 from fluvial.claims.verdict import Comparison
 from fluvial.core.gaussian.losses import Matching
 from fluvial.core.gaussian.multistep import DDIM
@@ -50,7 +51,7 @@ from fluvial.dynamics.wasserstein_samplers import (
 )
 from fluvial.metrics import sliced_wasserstein
 from fluvial.networks import MLP, DiT, UNet
-from fluvial.training.files import atomic, write_json
+from fluvial.training.files import atomic
 from fluvial.training.loop import Stage, Training, train
 
 SYSTEM = "wasserstein-samplers"
@@ -305,10 +306,10 @@ def run(
         ValueError: there is no image set of that name.
     """
     data = _read(config)
-    run = _ClaimRun(config, data, open_run(out, preset, config, force=force), progress)
+    run = _ClaimRun(config, open_run(out, preset, config, force=force), progress)
     for seed in config.seeds:
-        run.several([("log-concave", seed), ("digits", seed)])
-        run.several([(arm, seed) for arm in IMAGE_ARMS])
+        run.each("outcome", [("log-concave", seed), ("digits", seed)])
+        run.each("outcome", [(arm, seed) for arm in IMAGE_ARMS])
     outcomes = {arm: [run.outcome(arm, seed) for seed in config.seeds] for arm in ARMS}
     costs = {arm: run.cost(arm) for arm in ARMS}
     report = Report(
@@ -328,46 +329,20 @@ def run(
 
 
 @dataclass
-class _ClaimRun:
+class _ClaimRun(Resumable):
     """The steps of a run. Each leaves a file in ``out``, and is skipped where that file is."""
 
     config: Config
-    data: _Data
     out: Path
     progress: bool
 
     def __post_init__(self) -> None:
-        self.started = time.perf_counter()
-
-    def _stored(self, name: str, make: Callable[[], Any]) -> Any:
-        path = self.out / name
-        if not path.exists():
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write_json(path, make())
-        return json.loads(path.read_text(encoding="utf-8"))
-
-    def spent(self) -> float:
-        """Seconds of this session and of the ones before it."""
-        path = self.out / "sessions.json"
-        before = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
-        self._sessions = [*before, time.perf_counter() - self.started]
-        write_json(path, self._sessions)
-        return math.fsum(self._sessions)
-
-    def several(self, calls: Sequence[tuple[Arm, int]]) -> None:
-        """Targets side by side, unless the configuration says otherwise."""
-        if not self.config.side_by_side:
-            for arm, seed in calls:
-                self.outcome(arm, seed)
-            return
-        side_by_side(
-            _in_process,
-            [(self.config, self.out, self.progress and call == calls[-1], *call) for call in calls],
-        )
+        super().__post_init__()
+        self.data = _read(self.config)
 
     def outcome(self, arm: Arm, seed: int) -> Outcome:
         """Errors and distances of a target, for one seed."""
-        stored = self._stored(f"{_folder(arm, seed)}.json", partial(self._measure, arm, seed))
+        stored = self.stored(f"{_folder(arm, seed)}.json", partial(self._measure, arm, seed))
         return {
             scheme: {int(count): values for count, values in by_count.items()}
             for scheme, by_count in stored["outcome"].items()
@@ -504,7 +479,7 @@ class _ClaimRun:
                         seconds[scheme].append(time.perf_counter() - start)
             return statistics.median(seconds["so-jvp"]) / statistics.median(seconds["em"])
 
-        return float(self._stored(f"cost-{_folder(arm, 0)}.json", measure))
+        return float(self.stored(f"cost-{_folder(arm, 0)}.json", measure))
 
     def references(self) -> dict[Arm, dict[str, float]]:
         """By target, means over seeds: "half", the error of half as many steps as the reference
@@ -559,10 +534,6 @@ def _nested(measured: Mapping[tuple[Scheme, int], Any]) -> dict[str, dict[str, A
     for (scheme, count), values in measured.items():
         nested.setdefault(scheme, {})[str(count)] = values
     return nested
-
-
-def _in_process(config: Config, out: Path, progress: bool, arm: Arm, seed: int) -> None:
-    _ClaimRun(config, _read(config), out, progress).outcome(arm, seed)
 
 
 # What is made of the outcomes
@@ -813,6 +784,7 @@ class _Data:
         return x[rows]
 
 
+@functools.cache
 def _read(config: Config) -> _Data:
     if config.data not in SETS:
         raise ValueError(f"data: there is no image set {config.data!r} ({', '.join(SETS)})")
