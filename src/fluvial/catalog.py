@@ -182,6 +182,9 @@ SYSTEMS: tuple[System, ...] = (
         title="System-Embedded Diffusion Bridge Models",
         authors="Sobieski et al.",
         arxiv="2506.23726",
+        cls="fluvial.inverse.system_embedded_bridge.SystemEmbeddedBridge",
+        claim="fluvial.claims.system_embedded_bridge",
+        recipe="fluvial.inverse.system_embedded_bridge.recipe.Recipe",
     ),
     System(
         name="function-space-langevin",
@@ -428,6 +431,9 @@ SYSTEMS: tuple[System, ...] = (
         title="Image Super-Resolution with Guarantees via Conformalized Generative Models",
         authors="Adame et al.",
         arxiv="2502.09664",
+        cls="fluvial.trust.conformal_masks.RestorationFlow",
+        claim="fluvial.claims.conformal_masks",
+        recipe="fluvial.trust.conformal_masks.recipe.Recipe",
     ),
     System(
         name="component-attribution",

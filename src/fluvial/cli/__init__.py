@@ -16,6 +16,7 @@ COMMANDS = {
     "train": "train a system on your own data, or go on with a training",
     "sample": "draw samples from a trained model",
     "translate": "take data to the other side of a model that joins two data sets",
+    "restore": "restore an image, with a mask of the pixels to trust",
     "evaluate": "measure samples against data, beside the floor of real rows",
     "audit": "look for copies of training data among the samples of a model",
     "report": "one page about any number of runs, to read in a browser",
