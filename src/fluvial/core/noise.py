@@ -220,6 +220,28 @@ def _in_chunks(kernel: Kernel, ids: Words, n: int, key: Key, dtype: torch.dtype)
     return torch.from_numpy(np.ascontiguousarray(parts[0]))
 
 
+def inverse_cdf(probs: Tensor, u: Tensor) -> Tensor:
+    """The class that holds the share ``u`` of the sum, where classes lie in line: a draw, if u is.
+
+    In double precision, so that of many classes and of rare ones each gets its share: a race of
+    exponentials in float32 cannot draw what is rarer than about 2^-24. A class of probability 0 is
+    never chosen.
+
+    Args:
+        probs: (..., K), finite, >= 0, a positive sum in every row; not checked.
+        u: (...) in [0, 1), best in float64.
+
+    Returns:
+        (...) int64.
+    """
+    p = probs.detach().to(_double(probs))
+    q = p / p.amax(-1, keepdim=True)  # its sum cannot overflow
+    # A parallel sum need not be monotone: by a rounding, a class of probability 0 could be hit.
+    reach = torch.where(q > 0, q.cumsum(-1), 0)
+    level = u.to(q.dtype).unsqueeze(-1) * reach.amax(-1, keepdim=True)  # below the last reach
+    return (reach > level).to(torch.uint8).argmax(-1)  # the first of equals
+
+
 @dataclass(frozen=True, eq=False)
 class KeyedNoise:
     """Noise that depends on the seed, the row, the step and the tag of a draw, and on nothing else.
@@ -336,14 +358,9 @@ class KeyedNoise:
         if probs.ndim < 2 or probs.shape[-1] == 0:
             raise ValueError(f"probs must have shape (batch, ..., K), got {tuple(probs.shape)}")
         p = probs.detach().to(_double(probs))
-        q = p / p.amax(-1, keepdim=True)  # its sum cannot overflow; NaN for 0 / 0 and inf / inf
-        if not ((p >= 0) & (q <= 1)).all():
+        if not (((p >= 0) & (p < math.inf)).all() & (p.amax(-1) > 0).all()):
             raise ValueError("probs must be finite and >= 0, with a positive sum in every row")
-        # A parallel sum need not be monotone: by a rounding, a class of probability 0 could be hit.
-        reach = torch.where(q > 0, q.cumsum(-1), 0)
-        u = self._draw(_uniform, q[..., 0], tag, "categorical").unsqueeze(-1)
-        level = u * reach.amax(-1, keepdim=True)  # below the last reach, as u < 1
-        return (reach > level).to(torch.uint8).argmax(-1)  # the first of equals
+        return inverse_cdf(p, self._draw(_uniform, p[..., 0], tag, "categorical"))
 
     def _draw(self, kernel: Kernel, like: Tensor, tag: str, kind: str) -> Tensor:
         if not like.is_floating_point():

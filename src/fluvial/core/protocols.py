@@ -27,8 +27,9 @@ State: TypeAlias = Tensor | Mapping[str, Tensor]
 
 # What a part receives is typed Any where it may accept tensors alone, or a mapping of its own.
 
-Kind: TypeAlias = Literal["clean", "noise", "velocity", "score", "drift", "mean_velocity"]
-"""What a field predicts. ``"clean"`` means probabilities where the state is made of tokens."""
+Kind: TypeAlias = Literal["clean", "noise", "velocity", "score", "drift", "mean_velocity", "cavity"]
+"""What a field predicts. Where the state is made of tokens, ``"clean"`` means probabilities of each
+given the whole state, ``"cavity"`` given all of it but the token itself, and ``"score"`` ratios."""
 
 
 def leaves(x: State) -> list[Tensor]:

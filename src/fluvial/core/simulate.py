@@ -116,8 +116,8 @@ class Ancestral:
     def step(self, x: State, memory: Any, run: Run) -> tuple[State, Any, State]:
         if run.field.predicts != "clean":
             raise ValueError(
-                f"Ancestral needs a field that predicts 'clean', got {run.field.predicts!r}; on a "
-                "Gaussian path, convert(field, 'clean', path) makes one"
+                f"Ancestral needs a field that predicts 'clean', got {run.field.predicts!r}; the "
+                "convert(field, 'clean', path) of the kind of path makes one"
             )
         clean = run.clean(run.field(x, run.t, **run.cond), x)
         if run.s > run.t:

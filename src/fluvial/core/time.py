@@ -55,6 +55,9 @@ class Uniform:
     def quantile(self, u: Tensor) -> Tensor:
         return self.low + (self.high - self.low) * u
 
+    def density(self, t: Tensor) -> Tensor:
+        return torch.full_like(t, 1 / (self.high - self.low))
+
 
 @dataclass(frozen=True)
 class LogitNormal:

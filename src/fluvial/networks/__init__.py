@@ -14,16 +14,29 @@ from torch import nn
 from fluvial.networks.causal import CausalTransformer
 from fluvial.networks.context import ContextTransformer
 from fluvial.networks.dit import DiT
+from fluvial.networks.fno import FNO
 from fluvial.networks.mlp import MLP
+from fluvial.networks.tokens import TokenTransformer
 from fluvial.networks.unet import UNet
 
-__all__ = ["MLP", "CausalTransformer", "ContextTransformer", "DiT", "UNet", "describe", "rebuild"]
+__all__ = [
+    "MLP",
+    "CausalTransformer",
+    "ContextTransformer",
+    "DiT",
+    "TokenTransformer",
+    "UNet",
+    "describe",
+    "rebuild",
+]
 
 NETWORKS: dict[str, type[nn.Module]] = {
     "CausalTransformer": CausalTransformer,
     "ContextTransformer": ContextTransformer,
     "DiT": DiT,
+    "FNO": FNO,
     "MLP": MLP,
+    "TokenTransformer": TokenTransformer,
     "UNet": UNet,
 }
 

@@ -1,0 +1,1 @@
+"""Paths of discrete states (tokens, types, categories), predictions along them, and samplers."""

@@ -1,0 +1,176 @@
+"""Draws of tokens in two stages: does a token change (one uniform), and then into what.
+
+The second stage is by inversion in float64, and only at the tokens that change. So a step in which
+a token changes with probability 1e-6 into one of 65,536 gives each of these its share, whereas a
+race of exponentials in float32, argmax_k p_k / (-ln u_k), cannot draw what is rarer than 2^-24:
+over many steps it suppresses rare tokens, which looks like a lower temperature. And where nothing
+changes, nothing is computed.
+
+Finding the tokens that change waits for an accelerator, once a draw.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from fluvial.core.noise import inverse_cdf
+from fluvial.core.protocols import Noise
+
+CHUNK = 1 << 22
+"""Probabilities that are summed in float64 at a time."""
+TOLERANCE = 1e-2
+"""By how much probabilities may miss a sum of 1."""
+
+
+@dataclass(frozen=True)
+class Moves:
+    """What may become of every token: it leaves, and then for y with a weight made of two parts.
+
+        P(x -> somewhere else) = leave,    P(y | it leaves) ∝ on_clean p_y + on_source pi_y,  y != x
+
+    with p the clean prediction and pi the law of the source. Of rates, ``leave`` is the total rate.
+
+    Args:
+        leave: (batch, *event) float64.
+        on_clean, on_source: numbers, or (batch, *event); None for a part that is not there.
+    """
+
+    leave: Tensor
+    on_clean: Tensor | None
+    on_source: Tensor | None
+
+
+def uniform(x: Tensor, noise: Noise, tag: str) -> Tensor:
+    """One uniform a token of ``x``, in float64 where there is such a thing."""
+    return noise.uniform(torch.empty(x.shape, dtype=double(x), device=x.device), tag)
+
+
+def double(x: Tensor) -> torch.dtype:
+    """float64 where there is such a thing."""
+    return torch.float32 if x.device.type == "mps" else torch.float64
+
+
+def at_class(clean: Tensor, x: Tensor) -> Tensor:
+    """p_x, the probability of the token that is there: (batch, *event) float64; 0 for a mask."""
+    if not clean.is_floating_point():
+        return (clean == x).to(double(x))
+    count = clean.shape[-1]
+    value = clean.gather(-1, x.clamp(max=count - 1).unsqueeze(-1)).squeeze(-1).to(double(x))
+    return torch.where(x < count, value, 0)
+
+
+def rows_of(clean: Tensor, index: tuple[Tensor, ...], classes: int) -> Tensor:
+    """(n, classes) probabilities, float64, of the tokens at ``index``."""
+    rows = clean[index]
+    if not clean.is_floating_point():
+        return functional.one_hot(rows, classes).to(double(rows))
+    return rows.to(double(rows))
+
+
+def check_prediction(clean: Tensor, x: Tensor, classes: int) -> None:
+    """Raise unless ``clean`` is (*x.shape, classes) of floats, or tokens shaped as ``x``."""
+    wanted = (*x.shape, classes) if clean.is_floating_point() else tuple(x.shape)
+    if tuple(clean.shape) != wanted:
+        raise ValueError(
+            f"clean must have shape {wanted} as {clean.dtype}, got {tuple(clean.shape)}"
+        )
+
+
+def move(
+    x: Tensor,
+    moves: Moves,
+    clean: Tensor,
+    source: Tensor,
+    classes: int,
+    noise: Noise,
+    tag: str,
+    mask: Tensor | None = None,
+) -> Tensor:
+    """The tokens after the moves.
+
+    Args:
+        x: (batch, *event) int64.
+        moves: see `Moves`.
+        clean: (batch, *event, V) probabilities, or (batch, *event) tokens.
+        source: pi, (V,) or, with a mask symbol, (V + 1,).
+        classes: V.
+        mask: (batch, *event) bool, False for tokens that stay as they are.
+
+    Raises:
+        ValueError: a probability that is used is negative, infinite or NaN, or those of a token do
+            not sum to 1, within `TOLERANCE`.
+    """
+    moved = uniform(x, noise, tag) < moves.leave
+    bad = moves.leave.isnan()
+    if mask is not None:
+        moved, bad = moved & mask, bad & mask
+    index = moved.nonzero(as_tuple=True)
+    if bool(bad.any()):
+        raise ValueError("clean must be finite, got NaN")
+    if not len(index[0]):
+        return x
+    u = uniform(x, noise, tag + " to")[index]
+    drawn, size = [], max(1, CHUNK // classes)
+    for start in range(0, len(u), size):
+        part = tuple(axis[start : start + size] for axis in index)
+        here = x[part]
+        weights = _weights(moves, clean, source, classes, part, x.shape)
+        # what it leaves is no place to go
+        there = here.clamp(max=weights.shape[-1] - 1).unsqueeze(-1)
+        kept = (here >= weights.shape[-1]).unsqueeze(-1).to(weights.dtype)
+        weights = weights.scatter(-1, there, weights.gather(-1, there) * kept)
+        some = weights.amax(-1) > 0
+        to = inverse_cdf(
+            torch.where(some.unsqueeze(-1), weights, 1.0), u[start : start + len(here)]
+        )
+        drawn.append(torch.where(some, to, here))
+    return x.index_put(index, torch.cat(drawn))
+
+
+def _weights(
+    moves: Moves,
+    clean: Tensor,
+    source: Tensor,
+    classes: int,
+    index: tuple[Tensor, ...],
+    shape: torch.Size,
+) -> Tensor:
+    """(n, V or V + 1) weights of where to."""
+    weights = torch.zeros((), dtype=double(clean), device=clean.device)
+    if moves.on_clean is not None:
+        p = rows_of(clean, index, classes)
+        total = p.sum(-1)
+        # a NaN compares with nothing
+        if not bool(((total - 1).abs() <= TOLERANCE).all() & (p >= 0).all()):
+            raise ValueError(
+                "clean must be probabilities, finite and not negative, that sum to 1, got sums "
+                f"from {float(total.min()):.4g} to {float(total.max()):.4g} and a least value of "
+                f"{float(p.min()):.4g}"
+            )
+        weights = p * _part(moves.on_clean, index, shape)
+    if moves.on_source is None:
+        return weights
+    pi = source.to(clean.device, double(clean))
+    if weights.ndim:
+        weights = functional.pad(weights, (0, len(pi) - classes))
+    return weights + pi * _part(moves.on_source, index, shape)
+
+
+def _part(value: Tensor, index: tuple[Tensor, ...], shape: torch.Size) -> Tensor:
+    """A factor of the rows at ``index``."""
+    return value.expand(shape)[index].unsqueeze(-1) if value.ndim else value
+
+
+def draw_classes(probs: Tensor, u: Tensor) -> Tensor:
+    """A class of every token, by inversion of ``u`` (batch, *event), a few rows at a time."""
+    flat, levels = probs.flatten(0, -2), u.flatten()
+    size = max(1, CHUNK // probs.shape[-1])
+    parts = [
+        inverse_cdf(flat[start : start + size], levels[start : start + size])
+        for start in range(0, len(levels), size)
+    ]
+    return torch.cat(parts).reshape(u.shape) if parts else u.long()

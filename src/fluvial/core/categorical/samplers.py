@@ -1,0 +1,146 @@
+"""Samplers of any categorical path, for `fluvial.core.simulate.simulate`.
+
+============================== ===========================================================
+`simulate.Ancestral`           draws from the path's posterior: D3PM, MDLM, UDLM, DiGress; on a
+                               `MixturePath`, the jump step of flow matching; where s > t, the
+                               path's transition, so that pairs that fall, rise and fall again
+                               are forward-backward corrections
+`TauLeaping`                   rates held over a step; with a corrector in its rates
+`Tweedie`                      the analytic step of SEDD, from a score
+============================== ===========================================================
+
+Samplers of absorbing paths are in `fluvial.core.categorical.masked`. All take a field of any kind
+and convert its prediction, correct it by the steering, and return integer tokens. Those that have
+nothing to say at s > t use the path's transition there.
+
+Ancestral steps are exact at any step size for a prediction that stays as it is and tokens that are
+independent given x_t; what is lost is the dependence between tokens that move in one step. An
+absorbing path loses a share 1 / T of it in T equal steps of alpha.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, Literal, cast
+
+import torch
+from torch import Tensor
+
+from fluvial.core.categorical.draws import Moves, at_class, double, move
+from fluvial.core.categorical.paths import CategoricalPath
+from fluvial.core.categorical.predictions import clean_of, tweedie_probs
+from fluvial.core.protocols import Run
+
+
+def clean_at(x: Tensor, run: Run, t: Tensor | None = None) -> Tensor:
+    """The clean prediction at (x, t), t that of the run by default, corrected by the steering."""
+    time = run.t if t is None else t
+    clean = clean_of(run.field, x, time, run.path, run.cond)
+    return cast(Tensor, run.clean(clean, x))
+
+
+class TauLeaping:
+    """Rates are held over the step from t to s = t - h; a token jumps once at most.
+
+        it leaves with probability 1 - exp(-h R),  R the sum of its rates, for y ∝ R_y
+
+    with the rates of the path (Campbell et al., NeurIPS 2022; Euler's step of discrete flow
+    matching). First order. Where alpha(t) = 0, at which rates may be infinite, and where s = 0 the
+    step is the path's posterior.
+
+    With a corrector a(t), rates to the data are multiplied by 1 + a and rates a times those of the
+    noising are added: both together leave the law of x_t as it is, forget earlier errors, and need
+    shorter steps (the corrector of discrete flow matching; to first order in h, the remasking of
+    `fluvial.core.categorical.masked.Remasking` with sigma = a beta h).
+
+    Args:
+        form: "exponential" as above, or "linear": it leaves with probability min(h R, 1).
+        corrector: a number c for a(t) = c alpha(t) drop(t), which vanishes at both ends, or a
+            function of t, a number.
+
+    Raises:
+        ValueError: ``form`` is unknown, or a number is negative or not finite.
+    """
+
+    def __init__(
+        self,
+        form: Literal["exponential", "linear"] = "exponential",
+        corrector: float | Callable[[float], float] = 0.0,
+    ) -> None:
+        if form not in ("exponential", "linear"):
+            raise ValueError(f"form must be exponential or linear, got {form!r}")
+        if not callable(corrector) and not 0 <= corrector < math.inf:
+            raise ValueError(f"corrector must be finite and not negative, got {corrector}")
+        self.form, self.corrector = form, corrector
+
+    def start(self, x: Tensor) -> None:
+        return None
+
+    def step(self, x: Tensor, memory: Any, run: Run) -> tuple[Tensor, Any, Tensor]:
+        path = cast(CategoricalPath, run.path)
+        clean = clean_at(x, run)
+        if run.s > run.t:
+            return path.transition(x, run.t, run.s, run.noise, **run.cond), memory, clean
+        if run.s == 0 or float(path.alpha(run.t)) == 0:
+            return path.posterior(x, clean, run.t, run.s, run.noise, **run.cond), memory, clean
+        moves = self.moves(x, clean, run.t, run.s, path)
+        return path.draw(x, moves, clean, run.noise, "leap", **run.cond), memory, clean
+
+    def moves(self, x: Tensor, clean: Tensor, t: Tensor, s: Tensor, path: CategoricalPath) -> Moves:
+        """What becomes of every token in the step."""
+        moves = path.rates(x, clean, t)
+        strength = self._strength(t, path)
+        if strength:
+            moves = _corrected(moves, x, clean, t, path, strength)
+        h = (t - s).to(x.device)
+        leave = h * moves.leave
+        leave = -torch.expm1(-leave) if self.form == "exponential" else leave.clamp(max=1)
+        return Moves(leave, moves.on_clean, moves.on_source)
+
+    def _strength(self, t: Tensor, path: CategoricalPath) -> float:
+        if callable(self.corrector):
+            return self.corrector(float(t))
+        return self.corrector * float(path.alpha(t) * path.drop(t))
+
+
+def _corrected(
+    moves: Moves, x: Tensor, clean: Tensor, t: Tensor, path: CategoricalPath, strength: float
+) -> Moves:
+    """(1 + a) rates to the data and a rates to the source, as one list of rates."""
+    to_source = strength * path.noising(x, t)
+    pi = path.source_at(x)
+    leave = (1 + strength) * moves.leave + to_source * (1 - pi)
+    # the parts of the weights must be in units of rates, where moves of a path only fix ratios
+    one = torch.ones(x.shape, dtype=double(x), device=x.device)
+    on_clean = one * 0.0 if moves.on_clean is None else one * moves.on_clean.to(one)
+    on_source = one * 0.0 if moves.on_source is None else one * moves.on_source.to(one)
+    total = on_clean * (1 - at_class(clean, x)) + on_source * (1 - pi)
+    unit = (1 + strength) * moves.leave / torch.where(total > 0, total, 1.0)
+    return Moves(leave, on_clean * unit, on_source * unit + to_source)
+
+
+class Tweedie:
+    """The analytic step of SEDD from a field that predicts a score (Lou et al., ICML 2024).
+
+    With a score that belongs to a clean law it is the ancestral step; of a learned score that does
+    not, the map of the step is inverted on the score itself. Where s = 0 too.
+
+    Raises:
+        ValueError: in a step, a field that does not predict a score; alpha(t) = 0.
+    """
+
+    def start(self, x: Tensor) -> None:
+        return None
+
+    def step(self, x: Tensor, memory: Any, run: Run) -> tuple[Tensor, Any, Tensor]:
+        if run.field.predicts != "score":
+            raise ValueError(f"Tweedie needs a field of kind 'score', got {run.field.predicts!r}")
+        path = cast(CategoricalPath, run.path)
+        score = run.field(x, run.t, **run.cond)
+        probs = tweedie_probs(score, x, run.t, run.s, path)
+        leave = 1 - probs.gather(-1, x.unsqueeze(-1)).squeeze(-1)
+        moves = Moves(leave, torch.ones(()), None)
+        mask = run.cond.get("mask")
+        x = move(x, moves, probs, path.pi, path.states, run.noise, "tweedie", mask)
+        return x, memory, probs[..., : path.classes]

@@ -1,0 +1,115 @@
+"""Steering of token simulations: known tokens, and guidance by the field's own conditions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from fluvial.core.protocols import Field, Run, State, Steering
+
+
+@dataclass
+class Infilling(Steering):
+    """Known tokens replace those of every clean prediction, and of the sample, exactly.
+
+    On an absorbing path they are visible throughout: begin with `place`, after each step they are
+    put back. On other paths they are noised with the rest, as the field expects it.
+
+    Args:
+        known: (batch, *event) int64, or (1, *event) for all rows; any token where not known.
+        where: bool, of the same shape; True where known.
+
+    Raises:
+        TypeError: ``known`` is not int64 or ``where`` is not bool.
+        ValueError: their shapes differ.
+    """
+
+    known: Tensor
+    where: Tensor
+
+    def __post_init__(self) -> None:
+        if self.known.dtype != torch.int64 or self.where.dtype != torch.bool:
+            raise TypeError(
+                f"known must be int64 and where bool, got {self.known.dtype} and {self.where.dtype}"
+            )
+        if self.known.shape != self.where.shape:
+            raise ValueError(
+                f"known has shape {tuple(self.known.shape)}, where {tuple(self.where.shape)}"
+            )
+
+    def place(self, x: Tensor) -> Tensor:
+        """``x`` with the known tokens."""
+        return torch.where(self.where.to(x.device), self.known.to(x.device), x)
+
+    def clean(self, clean: State, x: State, aim: Any, run: Run) -> State:
+        clean = cast(Tensor, clean)
+        if not clean.is_floating_point():
+            return self.place(clean)
+        where = self.where.to(clean.device)
+        tokens = torch.where(where, self.known.to(clean.device), 0)
+        known = functional.one_hot(tokens, clean.shape[-1]).to(clean)
+        return torch.where(where.unsqueeze(-1), known, clean)
+
+    def after(self, x: State, clean: State, aim: Any, run: Run) -> tuple[State, Any, Tensor | None]:
+        if getattr(run.path, "mask_token", None) is not None:
+            x = self.place(cast(Tensor, x))
+        return x, aim, None
+
+    def end(self, x0: State, aim: Any) -> State:
+        return self.place(cast(Tensor, x0))
+
+
+@dataclass
+class TokenGuidance(Steering):
+    """p ∝ p_null^(1 - scale) p_cond^scale, of clean predictions: guidance in logarithms.
+
+    `fluvial.core.steering.guidance.ClassifierFree` would add probabilities, which can be negative.
+    A class that the conditional field excludes stays excluded.
+
+    Args:
+        scale: 1 is the conditional field, called alone; above 1 sharpens.
+        null: conditions of the unconditional call; those not named keep their values.
+
+    Raises:
+        ValueError: ``scale`` is not finite, ``null`` names no condition; where the field is bent,
+            it does not predict "clean".
+    """
+
+    scale: float
+    null: Mapping[str, Any] = field(default_factory=lambda: {"label": None})
+
+    def __post_init__(self) -> None:
+        if not abs(self.scale) < float("inf"):
+            raise ValueError(f"scale must be finite, got {self.scale}")
+        if not self.null:
+            raise ValueError("null must name the conditions to drop, got an empty mapping")
+
+    def bend(self, field: Field) -> Field:
+        if field.predicts != "clean":
+            raise ValueError(
+                f"TokenGuidance needs a field that predicts 'clean', got {field.predicts!r}; see "
+                "convert"
+            )
+        return field if self.scale == 1 else _Guided(field, self.scale, self.null)
+
+
+@dataclass(frozen=True)
+class _Guided:
+    field: Field
+    scale: float
+    null: Mapping[str, Any]
+    predicts: str = "clean"
+
+    def __call__(self, x: Tensor, t: Tensor, **cond: Any) -> Tensor:
+        conditional: Tensor = self.field(x, t, **cond)
+        free: Tensor = self.field(x, t, **{**cond, **self.null})
+        tiny = torch.finfo(free.dtype).tiny
+        # the logarithms of what both exclude cancel
+        one, none = conditional.clamp(min=tiny).log(), free.clamp(min=tiny).log()
+        logits = none + self.scale * (one - none)
+        return torch.where(conditional > 0, logits, -torch.inf).softmax(-1)
