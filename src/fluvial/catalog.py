@@ -59,6 +59,8 @@ class System:
         joins: whether its models join two data sets, and take rows of one to the other, in place of
             making samples of noise: `fluvial train` wants a --target, and `fluvial translate` does
             what `fluvial sample` does for others.
+        fills: whether its models fill the gaps of a table: `fluvial train` writes a filled copy
+            beside the model, and there is nothing for `fluvial sample` to do.
         extra: the extra of ``pyproject.toml`` that the system needs, ``None`` if none.
     """
 
@@ -74,6 +76,7 @@ class System:
     claim: str | None = None
     recipe: str | None = None
     joins: bool = False
+    fills: bool = False
     extra: str | None = None
 
     @property
@@ -250,6 +253,11 @@ SYSTEMS: tuple[System, ...] = (
         title="Missing Data Imputation by Reducing Mutual Information with Rectified Flows",
         authors="Yu et al.",
         arxiv="2505.11749",
+        cls="fluvial.tabular.MIRIImputer",
+        claim="fluvial.claims.miri_imputation",
+        recipe="fluvial.tabular.miri.recipe.Recipe",
+        fills=True,
+        extra="tabular",
     ),
     System(
         name="physics-constrained-flow",

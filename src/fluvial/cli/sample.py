@@ -101,10 +101,16 @@ def _sample(command: Sample) -> dict[str, Any]:
     if command.seed < 0:
         raise ValueError(f"seed must not be negative, got {command.seed}")
     device = _device(command.device)
-    if system_of(command.run).joins:
+    system = system_of(command.run)
+    if system.joins:
         raise ValueError(
             f"{command.run} joins two data sets and makes nothing of noise; fluvial translate "
             f"{command.run} INPUT --out {command.out} takes rows of one to the other"
+        )
+    if system.fills:
+        raise ValueError(
+            f"{command.run} fills the gaps of tables and makes no rows of its own; in Python, "
+            "fluvial.load(RUN).transform(rows) fills others"
         )
     model = fluvial.load(command.run, weights=command.weights)
     format = model.format

@@ -415,6 +415,15 @@ def _how_to_use(
     if not (folder / MODEL).is_file():
         yield f"There is no {MODEL} yet; the run writes it when it ends."
         return
+    if "rounds" in header:  # fills the gaps of a table
+        lines = [
+            "import fluvial",
+            "",
+            'imputer = fluvial.load(".")  # the folder of this card',
+            "filled = imputer.transform(rows)  # gaps are NaN; sample(rows, m) draws m fillings",
+        ]
+        yield "\n".join(["```python", *lines, "```"])
+        return
     if "network1" in header:  # joins two data sets
         lines = [
             "import fluvial",

@@ -1,0 +1,671 @@
+"""`MIRIImputer`: the gaps of a table filled by MIRI, as a transformer of scikit-learn."""
+
+from __future__ import annotations
+
+import json
+import math
+import secrets
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Self, cast
+
+import numpy as np
+import torch
+from sklearn.base import BaseEstimator, OneToOneFeatureMixin, TransformerMixin
+from sklearn.utils import check_random_state
+from sklearn.utils.validation import check_is_fitted, validate_data
+from torch import Tensor, nn
+
+from fluvial.core.noise import KeyedNoise
+from fluvial.tabular.miri.columns import (
+    KINDS,
+    Column,
+    Kind,
+    codes_of,
+    learn_column,
+    read_series,
+    write_series,
+)
+from fluvial.tabular.miri.rounds import (
+    Pairing,
+    Round,
+    Rounds,
+    VelocityMLP,
+    apply_rounds,
+    mixed,
+    run_rounds,
+)
+from fluvial.training.files import load_model, save_model
+
+SYSTEM = "miri-imputation"
+DONORS = 1_000
+"""Observed values kept of every column, at most: what a column that had no gaps is filled from."""
+SAMPLE = 1 << 20
+"""Step of the keyed noise of `MIRIImputer.sample`, far from those of the method."""
+PROGRESS_ROWS = 10_000
+"""Rows beyond which a bar is shown if it is not said otherwise."""
+
+Net = Callable[[int, int], nn.Module]
+"""(encoded columns D, seed) -> a network of (n, 3 D + 1) to (n, D)."""
+
+
+class MIRIImputer(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
+    """Fills the gaps of a table with draws from the conditional law of what is missing.
+
+    Mutual Information Reducing Iterations: the gaps start as noise, and each of K rounds draws them
+    anew by a rectified flow that learned the present table's x_mis given x_obs (see
+    `fluvial.tabular.miri.rounds`). All columns are drawn together, from one law: the joint
+    distribution is what it aims at, and a draw has a larger root mean square error than a
+    conditional mean, by up to sqrt(2). Where that error is what counts, ask for the mean of several
+    draws, ``draws=20``.
+
+    It is right where values are missing completely at random, and at random given columns without
+    gaps. Where the chance to be missing depends on the missing value itself it is biased, as all
+    methods are that know no more than the table.
+
+    ::
+
+        filled = MIRIImputer(random_state=0).fit_transform(frame)
+
+    Input is an array or tensor of numbers with NaN in the gaps, or a pandas data frame, whose
+    dtypes say what its columns are and are kept: numbers, integers, truth values, categories,
+    texts of at most 100 kinds, dates (`fluvial.tabular.miri.columns`). Output is what came in;
+    `set_output` works too. Observed values are never changed, bit for bit.
+
+    `transform` of the rows it was fitted on gives what `fit_transform` gave. New rows go through
+    the same networks. A column that had no gaps in fitting was never learned: its gaps in new rows
+    are filled with random observed values of the column, with a warning; ``hide`` avoids that.
+
+    Args:
+        rounds: K.
+        epochs: passes over the rows with gaps, in each round.
+        batch_size: rows a step; None for 100, and more on tables of over 5,000 rows.
+        lr: of Adam; falls to 0 over the second half of a round.
+        hidden: sizes of the hidden layers; None for three of 128 where the encoded table has at
+            most 16 columns, of 256 up to 128 columns, and of 512 beyond. The paper: three of 1001.
+        ode_steps: Euler steps of a filling; None for 50, and 25 beyond 10,000 rows.
+        max_steps: of the optimiser in a round, at most; what bounds the time on large tables.
+        chains: fillings of each row that are carried through the rounds side by side, against
+            noise that is learned by heart; None for 2,000 over the rows, between 2 and 8, and 1
+            beyond 5,000 rows.
+        pairing: "epoch" pairs the rows anew in every epoch; "round", as the paper's code, once a
+            round, and small tables are then learned by heart.
+        clamp: keep what is drawn within the observed range of its column.
+        bounds: stated (low, high) by column, name or number, in place of the observed range; None
+            for no end.
+        kinds: by column, name or number, where the dtype does not tell: "numeric", "integer",
+            "boolean", "categorical".
+        hide: share of the observed entries that is hidden in a second copy of the rows, so that
+            gaps are learned in every column, whatever columns have them here.
+        draws: what `transform` gives is the mean of so many draws (of categories, the most
+            frequent).
+        net: makes a round's network, (encoded columns D, seed) -> module of (n, 3 D + 1) to (n, D);
+            None for `fluvial.tabular.miri.rounds.VelocityMLP`.
+        device: where the networks are.
+        progress: show a bar; None for tables of more than 10,000 rows.
+        random_state: seed, or a generator of NumPy that one is drawn from; None for a new one each
+            time. Row i's draws depend on the seed and on i.
+
+    Attributes:
+        nets_: the networks, one a round; none if nothing was missing.
+        history_: what each round did: number, losses by epoch, seconds, root mean square change.
+        columns_: what each column is.
+        gaps_: (d,) bool, which columns gaps were learned in.
+        n_features_in_, feature_names_in_: as everywhere in scikit-learn.
+
+    Raises:
+        ValueError: a hyper-parameter is out of its range; a column has no value; a value is
+            infinite; rows of another width in `transform`.
+        TypeError: values that are no numbers, in an array, or of an unknown kind, in a frame.
+
+    Citation: Yu et al., NeurIPS 2025, arXiv:2505.11749.
+    """
+
+    # of the models of this library: a statement of intended use, kept with the weights
+    use: Any = None
+    out_of_scope: tuple[dict[str, str], ...] = ()
+
+    def __init__(
+        self,
+        rounds: int = 6,
+        epochs: int = 100,
+        batch_size: int | None = None,
+        lr: float = 3e-3,
+        hidden: tuple[int, ...] | None = None,
+        ode_steps: int | None = None,
+        max_steps: int = 2_000,
+        chains: int | None = None,
+        pairing: Pairing = "epoch",
+        clamp: bool = True,
+        bounds: Mapping[Any, tuple[float | None, float | None]] | None = None,
+        kinds: Mapping[Any, Kind] | None = None,
+        hide: float = 0.0,
+        draws: int = 1,
+        net: Net | None = None,
+        device: str = "cpu",
+        progress: bool | None = None,
+        random_state: Any = None,
+    ) -> None:
+        self.rounds = rounds
+        self.epochs = epochs
+        self.batch_size = batch_size
+        self.lr = lr
+        self.hidden = hidden
+        self.ode_steps = ode_steps
+        self.max_steps = max_steps
+        self.chains = chains
+        self.pairing = pairing
+        self.clamp = clamp
+        self.bounds = bounds
+        self.kinds = kinds
+        self.hide = hide
+        self.draws = draws
+        self.net = net
+        self.device = device
+        self.progress = progress
+        self.random_state = random_state
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.allow_nan = True
+        tags.transformer_tags.preserves_dtype = ["float64", "float32"]
+        return tags
+
+    # Fitting
+
+    def fit(self, X: Any, y: Any = None, *, mask: Any = None) -> Self:
+        """Learn to fill the gaps of X.
+
+        Args:
+            X: (n, d), gaps as NaN (in frames also None and NA).
+            y: ignored.
+            mask: (n, d), True where observed; what it marks as missing is taken for a gap too.
+        """
+        self._fit(X, mask)
+        return self
+
+    def fit_transform(self, X: Any, y: Any = None, *, mask: Any = None) -> Any:
+        """Learn from X and fill its gaps; see `fit`."""
+        x, table = self._fit(X, mask)
+        if self.draws > 1:
+            return self._averaged(table)
+        return table.filled(self._decoded(x, table))
+
+    def _fit(self, X: Any, mask: Any) -> tuple[Tensor, _Table]:
+        settings = self._settings()
+        table = _Table.read(self, X, mask, reset=True)
+        columns = self._learn(table)
+        self.columns_ = columns
+        table.values_of(columns)
+        seed = _seed(self.random_state)
+        noise = KeyedNoise(seed)
+        x, seen = self._encoded(table)
+        chains = settings.copies(len(x)) if table.gaps.any() or self.hide else 1
+        train, known, targets = x.repeat(chains, 1), seen.repeat(chains, 1), None
+        if self.hide:
+            keep = noise.at(2).uniform(torch.empty(table.shape, dtype=torch.float32)) >= self.hide
+            hidden = ~table.gaps & keep.numpy()
+            targets = len(train)
+            train = torch.cat([train, x])
+            known = torch.cat([known, self._spread(hidden)])
+        low, high = self._bounds()
+        width = x.shape[1]
+        train, nets, rounds = run_rounds(
+            train,
+            known,
+            lambda k: self._network(width, mixed(seed, k)),
+            settings,
+            noise,
+            low=low,
+            high=high,
+            targets=targets,
+            chains=chains,
+            progress=self._bar(table.shape[0]),
+        )
+        self.nets_ = nets
+        self.history_ = [vars(one) for one in rounds]
+        self.gaps_ = np.array(table.gaps.any(0)) if not self.hide else np.ones(table.shape[1], bool)
+        self.seed_ = seed
+        self.rows_ = len(train)
+        self.donors_ = [_donors(table.column(j), noise.at(3)) for j in range(table.shape[1])]
+        _warn_of(rounds)
+        return train[: len(x)], table
+
+    def _settings(self) -> Rounds:
+        if not 0 <= self.hide < 1:
+            raise ValueError(f"hide must be a share in [0, 1), got {self.hide}")
+        if isinstance(self.draws, bool) or self.draws != int(self.draws) or self.draws < 1:
+            raise ValueError(f"draws must be a whole number of at least 1, got {self.draws}")
+        return Rounds(
+            rounds=self.rounds,
+            epochs=self.epochs,
+            batch_size=self.batch_size,
+            max_steps=self.max_steps,
+            lr=self.lr,
+            ode_steps=self.ode_steps,
+            chains=self.chains,
+            pairing=self.pairing,
+        )
+
+    def _learn(self, table: _Table) -> list[Column]:
+        kinds = table.by_number("kinds", self.kinds)
+        bounds = table.by_number("bounds", self.bounds)
+        for kind in kinds.values():
+            if kind not in KINDS or kind == "date":
+                wanted = ", ".join(k for k in KINDS if k != "date")
+                raise ValueError(f"kinds must be of {wanted}, got {kind!r}")
+        return [
+            table.learn(j, kinds.get(j), bounds.get(j), self.clamp) for j in range(table.shape[1])
+        ]
+
+    def _network(self, width: int, seed: int) -> nn.Module:
+        if self.net is not None:
+            return self.net(width, seed)
+        return VelocityMLP(width, self.hidden or _hidden(width), seed=seed)
+
+    def _bar(self, rows: int) -> bool:
+        return rows > PROGRESS_ROWS if self.progress is None else bool(self.progress)
+
+    # Filling
+
+    def transform(self, X: Any) -> Any:
+        """X with its gaps filled, in the form it came in.
+
+        Rows that were fitted on are filled as `fit_transform` filled them.
+        """
+        check_is_fitted(self, "columns_")
+        self._settings()
+        table = self._new(X)
+        if self.draws > 1:
+            return self._averaged(table)
+        return table.filled(self._drawn(table, KeyedNoise(self.seed_)))
+
+    def sample(self, X: Any, m: int, *, refit: bool = False) -> Any:
+        """m fillings of X, for multiple imputation; pool what is estimated with each by `pool`.
+
+        Args:
+            X: as for `transform`.
+            m: how many.
+            refit: also fit anew, on X, for each: the draws then vary with what the networks could
+                not know, as proper multiple imputation asks for, at m times the cost. Otherwise new
+                noise goes through the fitted networks.
+
+        Returns:
+            (m, n, d) of an array or tensor; a list of m frames of a frame.
+
+        Raises:
+            ValueError: m is below 1.
+        """
+        if isinstance(m, bool) or m != int(m) or m < 1:
+            raise ValueError(f"m must be a whole number of at least 1, got {m}")
+        if refit:
+            fresh = {**self.get_params(deep=False), "draws": 1}
+            check_is_fitted(self, "columns_")
+            filled = [
+                type(self)(
+                    **{**fresh, "random_state": mixed(self.seed_, SAMPLE + k) % 2**32}
+                ).fit_transform(X)
+                for k in range(int(m))
+            ]
+        else:
+            check_is_fitted(self, "columns_")
+            table = self._new(X)
+            filled = [table.filled(values) for values in self._several(table, int(m))]
+        if isinstance(filled[0], Tensor):
+            return torch.stack(filled)
+        return np.stack(filled) if isinstance(filled[0], np.ndarray) else filled
+
+    def _new(self, X: Any) -> _Table:
+        table = _Table.read(self, X, None, reset=False)
+        table.values_of(self.columns_)
+        return table
+
+    def _several(self, table: _Table, m: int) -> Iterator[list[np.ndarray]]:
+        noise = KeyedNoise(self.seed_).at(SAMPLE)
+        return (self._drawn(table, noise.at(k)) for k in range(m))
+
+    def _averaged(self, table: _Table) -> Any:
+        many = list(self._several(table, self.draws))
+        means = [
+            column.average(np.stack([one[j] for one in many]))
+            for j, column in enumerate(self.columns_)
+        ]
+        return table.filled(means)
+
+    def _drawn(self, table: _Table, noise: KeyedNoise) -> list[np.ndarray]:
+        """By column, values for its gaps."""
+        foreign = table.gaps.any(0) & ~self.gaps_
+        if not table.gaps.any():
+            return [np.empty(0)] * table.shape[1]
+        x, seen = self._encoded(table)
+        values: dict[int, np.ndarray] = {}
+        if foreign.any():
+            names = [repr(self.columns_[j].name) for j in np.flatnonzero(foreign)]
+            warnings.warn(
+                f"{', '.join(names[:5])}{' ...' if len(names) > 5 else ''} had no gaps in fitting; "
+                "gaps there are filled with random observed values, whatever the rest of the row "
+                "says; fit with hide=0.2 to learn them",
+                stacklevel=3,
+            )
+            ends = self._ends()
+            for j in np.flatnonzero(foreign):
+                rows = np.flatnonzero(table.gaps[:, j])
+                u = noise.rows(torch.from_numpy(rows)).at(4).uniform(torch.empty(len(rows), 1))
+                donors = self.donors_[j]
+                values[int(j)] = donors[(u[:, 0].numpy() * len(donors)).astype(int)]
+                inside = slice(ends[j], ends[j + 1])
+                x[rows, inside] = torch.from_numpy(self.columns_[j].encode(values[int(j)])).to(x)
+                seen[rows, inside] = True
+        settings = self._settings()
+        if self.ode_steps is None:  # as in fitting, so that the same rows give the same
+            settings = Rounds(**{**vars(settings), "ode_steps": settings.ode(self.rows_)})
+        low, high = self._bounds()
+        x = apply_rounds(self.nets_, x, seen, settings, noise, low=low, high=high)
+        drawn = self._decoded(x, table)
+        return [values.get(j, drawn[j]) for j in range(len(drawn))]
+
+    # Encoding
+
+    def _ends(self) -> list[int]:
+        """Where each column begins in the encoded table, and its width at last."""
+        return [0, *np.cumsum([column.width for column in self.columns_]).tolist()]
+
+    def _encoded(self, table: _Table) -> tuple[Tensor, Tensor]:
+        """(x, seen): the table as the networks see it, and where it is observed."""
+        ends = self._ends()
+        x = np.empty((table.shape[0], ends[-1]), np.float32)
+        for j, column in enumerate(self.columns_):
+            x[:, ends[j] : ends[j + 1]] = column.encode(table.column(j))
+        return torch.from_numpy(x).to(self.device), self._spread(~table.gaps)
+
+    def _spread(self, seen: np.ndarray) -> Tensor:
+        """A mask of the columns as one of the encoded ones."""
+        widths = [column.width for column in self.columns_]
+        wide = seen if max(widths) == 1 else np.repeat(seen, widths, axis=1)
+        return torch.from_numpy(np.array(wide)).to(self.device)
+
+    def _decoded(self, x: Tensor, table: _Table) -> list[np.ndarray]:
+        ends = self._ends()
+        result = []
+        for j, column in enumerate(self.columns_):
+            rows = torch.from_numpy(np.flatnonzero(table.gaps[:, j])).to(x.device)
+            result.append(column.decode(x[rows, ends[j] : ends[j + 1]].cpu().numpy()))
+        return result
+
+    def _bounds(self) -> tuple[Tensor, Tensor]:
+        sides = [column.bounds for column in self.columns_]
+        low, high = (
+            torch.tensor([end for one in sides for end in one[k]], dtype=torch.float32)
+            for k in (0, 1)
+        )
+        return low.to(self.device), high.to(self.device)
+
+    # Files
+
+    def parameters(self) -> Iterator[nn.Parameter]:
+        """The weights of all networks; none before fitting."""
+        return (weight for net in getattr(self, "nets_", ()) for weight in net.parameters())
+
+    def save(self, path: str | Path, *, overwrite: bool = False) -> None:
+        """One safetensors file: networks, columns, and the statement of intended use.
+
+        It holds up to 1,000 observed values of every column, in random order.
+
+        Raises:
+            NotFittedError: there is nothing to save yet.
+            FileExistsError: the file is there, and ``overwrite`` is false.
+            TypeError: a category is not a text, a number or a truth value.
+        """
+        check_is_fitted(self, "columns_")
+        params = self.get_params(deep=False)
+        for name in ("net", "random_state", "bounds", "kinds", "device", "progress"):
+            params.pop(name)
+        header = {
+            "system": SYSTEM,
+            "network": {"class": "VelocityMLP" if self.net is None else "own"},
+            "options": json.loads(json.dumps(params)),
+            "columns": [column.as_json() for column in self.columns_],
+            "names": [str(name) for name in getattr(self, "feature_names_in_", ())],
+            "gaps": self.gaps_.tolist(),
+            "seed": self.seed_,
+            "rows": self.rows_,
+            "rounds": len(self.nets_),
+            "history": self.history_,
+        }
+        weights = {
+            f"{k}.{name}": value
+            for k, net in enumerate(self.nets_)
+            for name, value in net.state_dict().items()
+        }
+        for j, donors in enumerate(self.donors_):
+            weights[f"donors.{j}"] = torch.from_numpy(np.array(donors))
+        use = self.use and self.use.for_system(SYSTEM, self.out_of_scope)
+        save_model(path, weights, header, use=use, overwrite=overwrite)
+
+    @classmethod
+    def load(cls, path: str | Path, *, network: Net | None = None) -> Self:
+        """The imputer that `save` wrote, on the CPU.
+
+        Args:
+            path: of the file.
+            network: what was ``net``, needed where it was not None.
+
+        Raises:
+            FileNotFoundError: no such file.
+            ValueError: not an imputer, or the weights do not fit the networks.
+        """
+        from fluvial.training.use import read_use
+
+        weights, header = load_model(path)
+        if header.get("system") != SYSTEM:
+            raise ValueError(f"{path} is of the system {header.get('system')!r}, not {SYSTEM}")
+        if header["network"]["class"] == "own" and network is None:
+            raise ValueError(f"{path} has networks of your own: pass network=, what was net=")
+        options = dict(header["options"])
+        if options["hidden"] is not None:
+            options["hidden"] = tuple(options["hidden"])
+        model = cls(**options, net=network, random_state=header["seed"] % 2**32)
+        model.columns_ = [Column.from_json(column) for column in header["columns"]]
+        model.n_features_in_ = len(model.columns_)
+        if header["names"]:
+            model.feature_names_in_ = np.array(header["names"], dtype=object)
+        model.gaps_ = np.array(header["gaps"], bool)
+        model.seed_, model.rows_ = header["seed"], header["rows"]
+        model.history_ = header["history"]
+        model.donors_ = [weights.pop(f"donors.{j}").numpy() for j in range(len(model.columns_))]
+        width, nets = model._ends()[-1], []
+        for k in range(header["rounds"]):
+            net = model._network(width, 0)
+            own = {
+                name.partition(".")[2]: value
+                for name, value in weights.items()
+                if name.startswith(f"{k}.")
+            }
+            try:
+                net.load_state_dict(own)
+            except RuntimeError as error:
+                raise ValueError(f"{path}: the weights do not fit the networks: {error}") from error
+            nets.append(net.eval())
+        model.nets_ = nets
+        model.use = read_use(path)
+        return model
+
+
+class _Table:
+    """Input of an imputer: where its gaps are, its columns as numbers, and the way back."""
+
+    def __init__(self, kind: str, data: Any, gaps: np.ndarray, names: list[str]) -> None:
+        self.kind, self.data, self.gaps, self.names = kind, data, gaps, names
+        self.shape: tuple[int, int] = gaps.shape
+        self._read: list[np.ndarray] | None = None
+
+    @classmethod
+    def read(cls, owner: MIRIImputer, X: Any, mask: Any, *, reset: bool) -> _Table:
+        kind = "tensor" if isinstance(X, Tensor) else "frame" if hasattr(X, "iloc") else "array"
+        if kind == "frame" and getattr(X, "ndim", 2) != 2:
+            raise ValueError(f"X must be a table with rows and columns, got {type(X).__name__}")
+        if kind == "frame":
+            validate_data(owner, X, reset=reset, skip_check_array=True)
+            if not len(X) or not X.shape[1]:
+                raise ValueError(
+                    f"Found array with {len(X)} sample(s) and {X.shape[1]} feature(s) while a "
+                    "minimum of 1 of each is required by MIRIImputer."
+                )
+            data, gaps = X, X.isna().to_numpy(dtype=bool)
+            names = [str(name) for name in X.columns]
+        else:
+            values = X.detach().cpu().numpy() if isinstance(X, Tensor) else X
+            data = validate_data(
+                owner,
+                values,
+                reset=reset,
+                dtype=[np.float64, np.float32],
+                ensure_all_finite="allow-nan",
+            )
+            gaps, names = np.isnan(data), [f"x{j}" for j in range(data.shape[1])]
+            if kind == "tensor":
+                data = (X, data)
+        if mask is not None:
+            seen = np.asarray(mask.cpu() if isinstance(mask, Tensor) else mask)
+            if seen.dtype.kind not in "bui" or seen.shape != gaps.shape:
+                raise ValueError(
+                    f"mask must be truth values shaped as X, {gaps.shape}, got {seen.dtype} of "
+                    f"{seen.shape}"
+                )
+            gaps = gaps | ~seen.astype(bool)
+        return cls(kind, data, gaps, names)
+
+    @property
+    def array(self) -> np.ndarray:
+        return cast(np.ndarray, self.data[1] if self.kind == "tensor" else self.data)
+
+    def by_number(self, what: str, given: Mapping[Any, Any] | None) -> dict[int, Any]:
+        """Settings by column, with the columns' numbers for their names."""
+        result = {}
+        for key, value in (given or {}).items():
+            own = list(self.data.columns) if self.kind == "frame" else []
+            if key in own:
+                result[own.index(key)] = value
+            elif isinstance(key, int) and 0 <= key < self.shape[1]:
+                result[key] = value
+            else:
+                raise ValueError(f"{what} names a column {key!r} that X does not have")
+        return result
+
+    def learn(
+        self,
+        j: int,
+        kind: Kind | None,
+        bounds: tuple[float | None, float | None] | None,
+        clamp: bool,
+    ) -> Column:
+        name = self.names[j]
+        if self.kind == "frame":
+            series = self.data.iloc[:, j]
+            if self.gaps[:, j].any():
+                series = series.mask(self.gaps[:, j])
+            read = read_series(series, name, kind)
+            return learn_column(
+                name,
+                read.values,
+                read.kind,
+                categories=read.categories,
+                bounds=bounds,
+                clamp=clamp,
+                origin=read.origin,
+            )
+        values = np.where(self.gaps[:, j], np.nan, self.array[:, j].astype(np.float64))
+        if kind in ("categorical", "boolean"):
+            levels = np.unique(values[~np.isnan(values)])
+            if kind == "boolean" and len(levels) > 2:
+                raise ValueError(f"kinds: column {name!r} is no boolean, with {len(levels)} values")
+            if len(levels) > 1_000:
+                raise ValueError(f"kinds: column {name!r} has {len(levels)} categories")
+            codes = np.where(np.isnan(values), np.nan, np.searchsorted(levels, values))
+            categories = [float(level) for level in levels]
+            return learn_column(name, codes, "categorical", categories=categories)
+        return learn_column(name, values, kind or "numeric", bounds=bounds, clamp=clamp)
+
+    def values_of(self, columns: Sequence[Column]) -> None:
+        """Read the columns as those that were fitted."""
+        self.columns = columns
+        if self.kind == "frame":
+            self._read = []
+            for j, column in enumerate(columns):
+                values = codes_of(self.data.iloc[:, j], column)
+                self._read.append(np.where(self.gaps[:, j], np.nan, values))
+
+    def column(self, j: int) -> np.ndarray:
+        """(n,) numbers with NaN in the gaps."""
+        if self._read is not None:
+            return self._read[j]
+        values = np.where(self.gaps[:, j], np.nan, self.array[:, j].astype(np.float64))
+        levels = self.columns[j].categories
+        if not levels:
+            return values
+        known = np.array(levels)
+        codes = np.searchsorted(known, values).clip(max=len(known) - 1)
+        return np.where(np.isnan(values), np.nan, np.where(known[codes] == values, codes, -1))
+
+    def filled(self, values: Sequence[np.ndarray]) -> Any:
+        """What came in, copied, with values in the gaps of every column."""
+        if self.kind == "frame":
+            import pandas
+
+            parts = [
+                write_series(self.data.iloc[:, j], column, self.gaps[:, j], values[j])
+                for j, column in enumerate(self.columns)
+            ]
+            frame = pandas.concat(parts, axis=1)
+            frame.columns = self.data.columns
+            return frame
+        result = np.array(self.array, order="C")
+        for j, column in enumerate(self.columns):
+            drawn = values[j]
+            if column.categories and len(drawn):
+                drawn = np.array(column.categories)[drawn.astype(int)]
+            result[self.gaps[:, j], j] = drawn
+        if self.kind == "tensor":
+            X = self.data[0]
+            floating = X.dtype if X.is_floating_point() else torch.float64
+            return torch.from_numpy(result).to(X.device, floating)
+        return result
+
+
+def _hidden(width: int) -> tuple[int, ...]:
+    size = 128 if width <= 16 else 256 if width <= 128 else 512
+    return (size,) * 3
+
+
+def _donors(values: np.ndarray, noise: KeyedNoise) -> np.ndarray:
+    """Some of the observed values, drawn without replacement."""
+    seen = values[~np.isnan(values)]
+    if len(seen) > DONORS:
+        order = noise.uniform(torch.empty(len(seen), dtype=torch.float64)).argsort()[:DONORS]
+        seen = seen[order.numpy()]
+    return np.array(seen, np.float64)
+
+
+def _seed(random_state: Any) -> int:
+    """A seed of keyed noise; nothing global is read."""
+    if random_state is None:
+        return secrets.randbits(32)
+    if isinstance(random_state, np.random.Generator):
+        return int(random_state.integers(2**32))
+    if isinstance(random_state, int | np.integer):
+        if not 0 <= int(random_state) < 2**32:
+            raise ValueError(f"random_state must lie in [0, 2**32), got {random_state}")
+        return int(random_state)
+    return int(check_random_state(random_state).randint(2**32, dtype=np.uint32))
+
+
+def _warn_of(rounds: Sequence[Round]) -> None:
+    bad = [one.number for one in rounds if not all(map(math.isfinite, one.losses))]
+    if bad:
+        warnings.warn(
+            f"the loss of round {bad[0]} is not finite: what it could not draw kept the values of "
+            "before; take a smaller lr",
+            RuntimeWarning,
+            stacklevel=4,
+        )

@@ -1,0 +1,201 @@
+"""Tables in files, from the command line: what is recognised, what is written, what stays."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import fluvial
+from fluvial import cli
+from fluvial.tabular.miri.files import Style, read_file
+from fluvial.tabular.miri.recipe import Recipe
+
+SMALL = ["--rounds", "1", "--epochs", "2", "--hidden", "8", "--ode-steps", "3", "--quiet"]
+Capture = pytest.CaptureFixture[str]
+
+
+def rows(n: int = 40) -> list[list[str]]:
+    rng = np.random.default_rng(1)
+    table = []
+    for k in range(n):
+        size = float(rng.normal(10, 2))
+        day = pd.Timestamp("2024-03-01") + pd.Timedelta(days=int(size))
+        row = [
+            str(k + 1),
+            f"{1000 * size:.2f}",
+            str(int(3 * size)),
+            "Köln" if size > 10 else "Ulm",
+            day.strftime("%d.%m.%Y"),
+            "007" if size > 9 else "012",
+            f"Person {k}",
+            "",
+        ]
+        for j in range(1, 6):
+            if rng.random() < 0.25:
+                row[j] = str(rng.choice(["", "NA", "?"]))
+        table.append(row)
+    return table
+
+
+HEADER = ["id", "Größe", "count", "town", "day", "code", "name", "empty"]
+GAPS = {"", "NA", "?"}
+
+
+def write(path: Path, table: list[list[str]], *, delimiter: str, encoding: str, end: str) -> None:
+    text = end.join(delimiter.join(row) for row in [HEADER, *table]) + end
+    data = text.encode(encoding)
+    path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
+
+
+@pytest.mark.parametrize(
+    ("name", "delimiter", "encoding", "end", "mark"),
+    [
+        ("a.csv", ",", "utf-8", "\n", "."),
+        ("b.csv", ";", "cp1252", "\r\n", ","),
+        ("c.tsv.gz", "\t", "utf-8-sig", "\n", ","),
+    ],
+)
+def test_a_filled_copy_differs_in_its_gaps_alone(
+    tmp_path: Path, capsys: Capture, name: str, delimiter: str, encoding: str, end: str, mark: str
+) -> None:
+    path, out = tmp_path / name, tmp_path / "out"
+    table = rows()
+    for row in table:
+        row[1] = row[1].replace(".", mark)
+    write(path, table, delimiter=delimiter, encoding=encoding, end=end)
+    before = path.read_bytes()
+    arguments = ["train", "miri-imputation", "--data", str(path), "--out", str(out), *SMALL]
+    assert cli.main([*arguments, "--copies", "1"]) == 0
+    said = capsys.readouterr()
+    assert "gaps filled" in said.out and "left as they are: id, name, empty" in said.out
+    assert path.read_bytes() == before
+    stem, suffix = name.split(".", 1)
+    for place in (out / f"{stem}.filled.{suffix}", out / f"{stem}.filled-1.{suffix}"):
+        data = place.read_bytes()
+        text = (gzip.decompress(data) if suffix.endswith("gz") else data).decode(encoding)
+        assert (b"\xef\xbb\xbf" in (gzip.decompress(data) if suffix.endswith("gz") else data)) == (
+            encoding == "utf-8-sig"
+        )
+        assert text.count("\r\n") == (len(table) + 1 if end == "\r\n" else 0)
+        filled = list(csv.reader(text.splitlines(), delimiter=delimiter))
+        assert filled[0] == HEADER and len(filled) == len(table) + 1
+        for old, new in zip(table, filled[1:], strict=True):
+            for j, (was, now) in enumerate(zip(old, new, strict=True)):
+                assert now == was if was not in GAPS or j > 5 else now not in GAPS
+            assert len(new[1].partition(mark)[2]) == 2
+            assert new[2].isdigit() and new[3] in ("Köln", "Ulm") and new[5] in ("007", "012")
+            pd.to_datetime(new[4], format="%d.%m.%Y")
+    report = (out / "report.md").read_text()
+    for part in ("day: dates, read as %d.%m.%Y", "'NA'", "missing at random", "counts the rows"):
+        assert part in report
+    content = json.loads((out / "report.json").read_text())
+    by = {column["name"]: column for column in content["columns"]}
+    assert list(by) == HEADER[1:6]
+    assert by["count"]["missing"] == sum(row[2] in GAPS for row in table)
+    assert all(0 <= column["distance"] <= 1 for column in by.values())
+    for file in ("figure.png", "README.md", "model.safetensors", "run.json", "result.json"):
+        assert (out / file).stat().st_size > 0
+    assert json.loads((out / "run.json").read_text())["parameters"] > 0
+    model = fluvial.load(out)
+    frame = read_file(path).frame
+    assert not model.transform(frame).isna().any().any()
+    assert cli.main(["sample", str(out), "--out", str(tmp_path / "s.csv")]) == 2
+    assert "fills the gaps of tables" in capsys.readouterr().err
+    assert cli.main(arguments) == 2  # the folder holds a finished run
+
+
+def test_parquet_keeps_its_schema(tmp_path: Path) -> None:
+    n, rng = 50, np.random.default_rng(0)
+
+    def holed(values: list[Any]) -> list[Any]:
+        return [None if rng.random() < 0.3 else value for value in values]
+
+    size = rng.normal(10, 2, n)
+    days = pd.Timestamp("2024-01-01") + pd.to_timedelta(np.round(size), unit="D")
+    table = pa.table(
+        {
+            "x": pa.array(holed(size.tolist()), pa.float32()),
+            "n": pa.array(holed([int(v) for v in size]), pa.int16()),
+            "b": pa.array(holed([bool(v > 10) for v in size]), pa.bool_()),
+            "s": pa.array(holed(["u" if v > 10 else "v" for v in size])),
+            "k": pa.array(holed(["u" if v > 9 else "v" for v in size])).dictionary_encode(),
+            "d": pa.array(holed([day.date() for day in days]), pa.date32()),
+            "t": pa.array(holed(list(days)), pa.timestamp("ms")),
+            "name": pa.array([f"n{v}" for v in range(n)]),
+        }
+    ).replace_schema_metadata({"origin": "kept"})
+    path = tmp_path / "table.parquet"
+    pq.write_table(table, path)
+    recipe = Recipe(rounds=1, epochs=2, hidden=(8,), ode_steps=3)
+    job = recipe.prepare(path, progress=False)
+    out = tmp_path / "out"
+    out.mkdir()
+    result, text = job.complete(out, progress=False)
+    filled = pq.read_table(out / result["filled"])
+    assert filled.schema.equals(table.schema, check_metadata=True)
+    for name in table.column_names:
+        old, new = table.column(name).to_pylist(), filled.column(name).to_pylist()
+        assert all(
+            b == a if a is not None else b is not None for a, b in zip(old, new, strict=True)
+        )
+    assert "left as they are: name" in text
+    assert len(result["metrics"]) == 2
+
+
+def test_what_cannot_be_filled_is_said(tmp_path: Path) -> None:
+    def read(text: str) -> Any:
+        path = tmp_path / "t.csv"
+        path.write_text(text)
+        return Recipe().prepare(path)
+
+    for text, message in (
+        ("a,b\n1,2\n3,4\n", "has no gap that could be filled"),
+        ("a,b\n", "has no rows"),
+        ("", "is empty"),
+        ("a,a\n1,\n", "column names occur twice: a"),
+        ("a,b\n,\n,\n", "has no column that can be filled"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            read(text)
+    with pytest.raises(FileNotFoundError, match="there is no nowhere.csv"):
+        Recipe().prepare("nowhere.csv")
+    (tmp_path / "t.txt").write_text("a")
+    with pytest.raises(ValueError, match="is no table"):
+        Recipe().prepare(tmp_path / "t.txt")
+    table = read("a,b,c\n1,x,inf\n2,,3\n").table
+    assert table.left == {"c": "holds infinity"}
+    table = read("a,b\n1.5,2024-13-45\n2.5,2024-01-01\n,2024-01-02\n").table
+    assert table.left == {"b": "dates of a form that is not known, 2024-13-45"}
+
+
+def test_texts_are_written_as_their_column_is() -> None:
+    assert Style("number", 2, ",").write(1.005) == "1,00"
+    assert Style("number", 0).write(-0.2) == "0"
+    assert Style("number", None).write(1.5e-9) == "1.5e-09"
+    assert Style("date", date="%d.%m.%Y").write(pd.Timestamp("2024-02-03")) == "03.02.2024"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"draws": 0}, "draws must be at least 1"),
+        ({"hidden": ()}, "hidden must be sizes"),
+        ({"seed": -1}, "seed must lie in"),
+        ({"rounds": 0}, "rounds must be"),
+    ],
+)
+def test_bad_recipes(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Recipe(**changes)
+    assert Recipe.from_json(Recipe(hidden=(3, 4)).as_json()) == Recipe(hidden=(3, 4))
+    with pytest.raises(ValueError, match="of another version"):
+        Recipe.from_json({"odd": 1})

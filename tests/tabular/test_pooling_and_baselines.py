@@ -1,0 +1,152 @@
+"""Rubin's rules against their closed forms, and what MIRI is compared with."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+from sklearn.datasets import load_wine
+
+from fluvial.core.noise import KeyedNoise
+from fluvial.tabular import ampute, pool
+from fluvial.tabular.baselines import BASELINES, GAIN, SETTINGS, crps, draws, tune
+
+
+def test_rubins_rules_by_hand() -> None:
+    pooled = pool([1.0, 2.0, 4.0, 5.0], [0.5, 0.5, 1.0, 2.0])
+    assert pooled.estimate == 3 and pooled.within == 1 and pooled.m == 4
+    assert pooled.between == pytest.approx(10 / 3)
+    assert pooled.variance == pytest.approx(1 + 1.25 * 10 / 3)
+    r = 1.25 * 10 / 3
+    nu = 3 * (1 + 1 / r) ** 2
+    assert pooled.df == pytest.approx(nu)
+    assert pooled.missing_information == pytest.approx((r + 2 / (nu + 3)) / (r + 1))
+    low, high = pooled.interval(0.9)
+    assert high - 3 == pytest.approx(stats.t.ppf(0.95, nu) * math.sqrt(1 + r))
+    assert low + high == pytest.approx(6)
+    small = pool([1.0, 2.0, 4.0, 5.0], [0.5, 0.5, 1.0, 2.0], complete_df=20)
+    share = r / (1 + r)
+    own = 21 / 23 * 20 * (1 - share)
+    assert small.df == pytest.approx(1 / (1 / nu + 1 / own)) and small.df < nu
+
+
+def test_fillings_that_agree_cost_nothing() -> None:
+    pooled = pool(np.full((3, 2), 4.0), np.full((3, 2), 0.25))
+    assert (pooled.variance == 0.25).all() and np.isinf(pooled.df).all()
+    assert pooled.missing_information.tolist() == [0, 0]
+    low, high = pooled.interval()
+    assert high - low == pytest.approx(2 * stats.norm.ppf(0.975) * 0.5)
+    assert pool([1.0, 1.0], [1.0, 1.0], complete_df=9).df == pytest.approx(10 / 12 * 9)
+    assert pool([1.0, 2.0], [0.0, 0.0]).missing_information == 1
+
+
+def test_pooled_intervals_cover() -> None:
+    # the mean of n numbers of which k are missing and drawn anew, rightly, given the others
+    n, k, m, trials = 40, 16, 5, 400
+    noise = KeyedNoise(3)
+    like = torch.empty(trials, n - k, dtype=torch.float64)
+    seen = noise.normal(like, "seen").numpy()
+    drawn = noise.normal(torch.empty(trials, m, k + n, dtype=torch.float64), "drawn").numpy()
+    hits = []
+    for t in range(trials):
+        s = seen[t]
+        estimates, variances = [], []
+        for j in range(m):
+            # a proper draw: mean and variance from their posterior, then the missing numbers
+            u = drawn[t, j]
+            variance = ((s - s.mean()) ** 2).sum() / (u[: n - k - 1] ** 2).sum()
+            mean = s.mean() + u[n - k - 1] * math.sqrt(variance / (n - k))
+            full = np.concatenate([s, mean + math.sqrt(variance) * u[n - k : n]])
+            estimates.append(full.mean())
+            variances.append(full.var(ddof=1) / n)
+        low, high = pool(estimates, variances, complete_df=n - 1).interval()
+        hits.append(low < 0 < high)
+    # 95 %, and four binomial deviations of 400 trials
+    assert abs(np.mean(hits) - 0.95) < 4 * math.sqrt(0.95 * 0.05 / trials)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (([1.0], [1.0]), "m at least 2"),
+        (([1.0, 2.0], [1.0]), "one shape"),
+        (([1.0, np.nan], [1.0, 1.0]), "finite"),
+        (([1.0, 2.0], [1.0, -1.0]), "at least 0"),
+    ],
+)
+def test_bad_estimates(arguments: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        pool(*arguments)
+    with pytest.raises(ValueError, match="complete_df must be positive"):
+        pool([1.0, 2.0], [1.0, 1.0], complete_df=0)
+    with pytest.raises(ValueError, match="level must lie"):
+        pool([1.0, 2.0], [1.0, 1.0]).interval(1.0)
+
+
+# Baselines
+
+QUICK: dict[str, dict[str, Any]] = {
+    "MissForest": {"trees": 3, "iterations": 1},
+    "IterativeImputer": {"iterations": 2},
+    "IterativeImputer, posterior": {"iterations": 2},
+    "GAIN": {"steps": 10},
+    "MIRI": {"rounds": 1, "epochs": 2, "ode_steps": 3, "hidden": (8,)},
+}
+
+
+@pytest.mark.parametrize("name", BASELINES)
+def test_every_way_to_fill_keeps_what_is_observed(name: str) -> None:
+    x = ampute(load_wine().data, 0.3, seed=1).data
+    seen = ~np.isnan(x)
+    imputer = BASELINES[name](0, **QUICK.get(name, {}))
+    filled = imputer.fit_transform(x)
+    assert filled.shape == x.shape and np.isfinite(filled).all()
+    assert (filled[seen] == x[seen]).all()
+    assert np.allclose(filled, BASELINES[name](0, **QUICK.get(name, {})).fit_transform(x))
+    assert np.isfinite(imputer.transform(x[:5])).all()
+    for setting in SETTINGS[name]:
+        BASELINES[name](0, **setting)
+    assert len(SETTINGS[name]) == 3
+
+
+def test_gain_learns_a_line() -> None:
+    z = KeyedNoise(0).normal(torch.empty(600, 2, dtype=torch.float64)).numpy()
+    x = np.column_stack([z[:, 0], 2 * z[:, 0] + 0.1 * z[:, 1], z[:, 0]])
+    made = ampute(x, 0.2, seed=2)
+    filled = GAIN(steps=300, lr=1e-2, random_state=0).fit_transform(made.data)
+    error = (filled - x)[~made.mask].std() / x[~made.mask].std()
+    assert error < 0.8  # the mean has 1
+    hollow = made.data.copy()
+    hollow[:, 1] = np.nan
+    with pytest.raises(ValueError, match="column 1 of X has no value"):
+        GAIN(steps=1).fit(hollow)
+
+
+def test_crps_is_proper() -> None:
+    truth = KeyedNoise(1).normal(torch.empty(4_000, dtype=torch.float64)[None])[0].numpy()
+    many = KeyedNoise(2).normal(torch.empty(20, 4_000, dtype=torch.float64)).numpy()
+    # of N(0, 1) against itself: 1 / sqrt(pi); of its mean: sqrt(2 / pi)
+    assert crps(many, truth) == pytest.approx(1 / math.sqrt(math.pi), abs=0.03)
+    assert crps(many[:1] * 0, truth) == pytest.approx(math.sqrt(2 / math.pi), abs=0.03)
+    assert crps(many, truth) < min(crps(0.5 * many, truth), crps(2 * many, truth))
+
+
+def test_tuning_looks_at_observed_entries_and_several_draws_differ() -> None:
+    x = ampute(load_wine().data, 0.3, seed=1).data
+    before = x.copy()
+    best, scores = tune(BASELINES["KNN"], SETTINGS["KNN"], x)
+    assert best is SETTINGS["KNN"][int(np.argmin(scores))] and len(scores) == 3
+    assert np.array_equal(x, before, equal_nan=True)
+    gaps = np.isnan(x)
+
+    def make(seed: int) -> Any:
+        return BASELINES["IterativeImputer, posterior"](seed, iterations=1)
+
+    drawn = draws(make, x, 2)
+    assert (drawn[0] != drawn[1])[gaps].all() and (drawn[0] == drawn[1])[~gaps].all()
+    ours = draws(lambda seed: BASELINES["MIRI"](seed, **QUICK["MIRI"]), x, 2)
+    assert (ours[0] != ours[1])[gaps].mean() > 0.9  # some of both are clamped to the same bound
