@@ -17,6 +17,7 @@ from scipy import stats
 import fluvial
 from fluvial import cli
 from fluvial.core.noise import KeyedNoise
+from fluvial.training.recipe import as_json, from_json
 from fluvial.trust.conformal_masks import (
     Box,
     Calibration,
@@ -108,6 +109,11 @@ def test_few_images_give_empty_masks_and_lenient_levels_full_ones() -> None:
     assert found.needed(3 / 61) == 60 and found.needed(3 / 61 * (1 - 1e-12)) == 61
     assert (found.needed(0.05), found.needed(0.1), found.needed(5.0)) == (59, 29, 1)
     assert "every mask is empty: 61 images or more are needed" in str(found)
+    assert found.empty(3 / 61 * (1 - 1e-12)) == "every mask is empty: 61 images or more are needed"
+    assert found.empty(3 / 61) == ""
+    hopeless = calibrate([np.zeros(4)] * 60, [np.full(4, 2.0)] * 60, [0.1], 3.0)
+    assert hopeless.empty(0.1) == ""  # the threshold is 0, the only score there is
+    assert not hopeless.mask(np.zeros(4), 0.1).any()
     assert "everything is trusted" in str(found)
 
 
@@ -144,7 +150,7 @@ def test_given_thresholds_need_one_sum_each_and_stay_below_the_exact_one() -> No
     rng = np.random.default_rng(3)
     scores = [rng.random(30) for _ in range(80)]
     errors = [np.clip(score * rng.random(), 0, 1) for score in scores]
-    levels = [0.05, 0.2, 0.3, 2.0]
+    levels = [0.05, 0.2, 0.3, 1.0]
     exact = thresholds(calibrate(scores, errors, levels, 1.0))
     grid = np.linspace(0, 1, 101)
     among = Calibrator(levels, 1.0, thresholds=grid)
@@ -166,7 +172,7 @@ def test_memory_stops_growing_and_the_threshold_stays_below_the_exact_one(
     rng = np.random.default_rng(20)
     scores = [rng.random(30) for _ in range(400)]
     errors = [np.clip(score * rng.random(), 0, 1) for score in scores]
-    groups, levels = ["a", "b"] * 200, [0.002, 0.05, 0.2, 0.3, 2.0]
+    groups, levels = ["a", "b"] * 200, [0.002, 0.05, 0.2, 0.3, 1.0]
     for ties in ("strict", "random"):
         options: Any = {"groups": groups, "ties": ties}
         exact = calibrate(scores, errors, levels, 1.0, **options)
@@ -208,6 +214,10 @@ def test_generators_are_read_once_and_groups_are_calibrated_apart() -> None:
         ValueError, match="group 'dusk' was not calibrated; there is 'day', 'night'"
     ):
         found.mask(scores[0], 0.3, group="dusk")
+    numbered: Any = [k % 2 for k in range(60)]  # classes, as data sets give them
+    by_class = calibrate(scores, errors, levels, 1.0, groups=numbered)
+    assert set(by_class.parts) == {"0", "1"}
+    assert evaluate(by_class, scores, errors, groups=numbered)[0].n == 60
 
 
 # Guarantees, by simulation
@@ -551,6 +561,7 @@ def test_bad_maps_and_options_are_refused() -> None:
         ([], "levels is empty"),
         ([0.1, 0.1], "levels must differ"),
         ([0.0], "level must be positive and finite, got 0"),
+        ([0.1, 10.0], "levels must be at most the bound 3 of the errors, got 10"),
     ):
         with pytest.raises(ValueError, match=message):
             calibrate([good], [good], levels, 3.0)
@@ -669,8 +680,83 @@ def test_any_restorer_of_images_of_any_size(kind: str, tmp_path: Path) -> None:
     mask.save(path)
     loaded = ConfidenceMask(restorer, **options).load(path)
     assert (loaded.restore(blurred(data[41]), 0.4).trusted == trusted).all()
-    with pytest.raises(ValueError, match="was calibrated with score"):
-        ConfidenceMask(restorer, **{**options, "score": Variance()}).load(path)
+    for other_option in ({"score": Variance()}, {"draws": 5}, {"draws": 2, "prediction": "mean"}):
+        with pytest.raises(ValueError, match="was calibrated with"):
+            ConfidenceMask(restorer, **{**options, **other_option}).load(path)
+
+
+def test_own_functions_are_known_by_their_names_in_another_process(tmp_path: Path) -> None:
+    class Worst:
+        bound, pointwise = 1.0, False
+
+        def __call__(self, true: Any, restored: Any) -> np.ndarray:
+            return np.abs(true - restored).max(0)
+
+    def mask() -> ConfidenceMask:
+        def own(draws: np.ndarray, x: Any) -> np.ndarray:  # at another address each time
+            return draws.std(0).mean(0)
+
+        return ConfidenceMask(as_array, score=own, error=Worst(), draws=3)
+
+    fitted = mask().calibrate(some_images(20, "array"), blurred, levels=[0.5])
+    fitted.save(tmp_path / "mask.json")
+    assert mask().load(tmp_path / "mask.json").calibration == fitted.calibration
+    assert " at 0x" not in str(fitted.calibration)
+
+
+def test_restorations_that_are_no_image_in_the_unit_interval_are_refused() -> None:
+    grey, x = Difference("pointwise", colour="grey"), np.full((1, 4, 4), 0.5)
+
+    class TooFew:
+        def __call__(self, x: Any, noise: KeyedNoise) -> Any: ...
+        def draws(self, x: Any, num: int, noise: KeyedNoise) -> Any:
+            return np.stack([x] * (num - 1))
+
+    restorers: list[tuple[Any, type[Exception], str]] = [
+        (lambda x, noise: (255 * x).astype(np.uint8), TypeError, "floating-point .* got uint8"),
+        (lambda x, noise: torch.ones(1, 4, 4, dtype=torch.uint8), TypeError, "got uint8"),
+        (lambda x, noise: None, TypeError, "got NoneType"),
+        (lambda x, noise: 255 * x, ValueError, "they reach from 0 to 127.5"),
+        (TooFew(), ValueError, "restorer must make 6 draws, got 5"),
+    ]
+    for restorer, kind, message in restorers:
+        with pytest.raises(kind, match=message):
+            ConfidenceMask(restorer, error=grey, draws=6).predict(x)
+    # a little outside is cut off
+    over, _ = ConfidenceMask(lambda x, noise: x + 0.7, error=grey, draws=2).predict(x)
+    assert_array_equal(over, np.ones((1, 4, 4)))
+
+    def fails(x: Any, noise: KeyedNoise) -> Any:
+        raise RuntimeError("out of credit")
+
+    with pytest.raises(RuntimeError, match="out of credit") as caught:
+        ConfidenceMask(fails, error=grey).calibrate([(x, x)], None)
+    assert caught.value.__notes__ == ["with image 0"]
+
+
+def test_bad_images_are_refused_before_they_are_restored() -> None:
+    def never(x: Any, noise: KeyedNoise) -> Any:
+        raise AssertionError("called")
+
+    grey, x = Difference("pointwise", colour="grey"), np.full((1, 4, 4), 0.5)
+    mask = ConfidenceMask(never, error=grey)
+    cases: list[tuple[list[Any], type[Exception], str]] = [
+        ([(x, 255 * x)], ValueError, r"image 0 must lie in \[0, 1\]"),
+        ([(x, np.ones((4, 4, 4)))], ValueError, "image 0 must be"),  # RGBA
+        ([(x, x * np.nan)], ValueError, "image 0 must be finite"),
+        ([x], TypeError, r"image 0 must be a pair \(degraded, clean\) where degrade is None"),
+        ([], ValueError, "images is empty"),
+    ]
+    for images, kind, message in cases:
+        with pytest.raises(kind, match=message):
+            mask.calibrate(images, None)
+    plain = ConfidenceMask(lambda x, noise: x, error=grey, draws=2)
+    with pytest.raises(ValueError, match="groups goes on after the 1 images"):
+        plain.calibrate([(x, x)], None, groups=["a", "b"])
+    with pytest.raises(TypeError, match=r"error must be an error map with a bound.* got function"):
+        ConfidenceMask(never, error=lambda a, b: abs(a - b))  # type: ignore[arg-type,return-value]
+    with pytest.raises(TypeError, match="score must be callable, got str"):
+        ConfidenceMask(never, score="pixel")  # type: ignore[arg-type]
 
 
 def test_pairs_predictions_draws_at_once_and_own_scores() -> None:
@@ -803,6 +889,16 @@ def test_larger_images_are_restored_in_tiles() -> None:
         assert torch.equal(trusted[rows], part.trusted[: rows.stop - rows.start])
     with pytest.raises(ValueError, match=r"x must be \(1, height, width\) of at least 4 x 4"):
         model.restore(small[:, :3], 0.5)
+    with pytest.raises(TypeError, match=r"x must be a floating-point tensor .* got torch.uint8"):
+        model.restore((255 * small).byte(), 0.5)
+    for bad, message in (
+        (255 * small, r"x must lie in \[0, 1\]"),
+        (small * math.nan, "x must be finite"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            model.restore(bad, 0.5)
+    with pytest.raises(ValueError, match="groups are calibrated by ConfidenceMask"):
+        model.calibrate(x[20:], groups=["a"] * 20)
 
 
 def test_restorations_do_not_depend_on_the_batch_and_any_size_will_do() -> None:
@@ -896,6 +992,15 @@ def test_train_sample_and_restore_from_the_command_line(
     assert cli.main([*restore[:-1], str(tmp_path / "large")]) == 0  # 8 x 8 to 16 x 16, in tiles
     said = capsys.readouterr()
     assert "the level is that of a tile of 4 x 4" in said.err and "16 x 16 pixels" in said.out
+    Image.fromarray(np.zeros((9, 9), np.uint8)).save(tmp_path / "odd.png")
+    odd = ["restore", str(out), str(tmp_path / "odd.png"), "--degrade", "--level", "0.9", "--quiet"]
+    assert cli.main([*odd, "--out", str(tmp_path / "odd")]) == 0
+    assert capsys.readouterr().err == ""
+    Image.fromarray(np.zeros((4, 3), np.uint8)).save(tmp_path / "small.png")
+    small = ["restore", str(out), str(tmp_path / "small.png"), "--level", "0.9"]
+    assert cli.main([*small, "--out", str(tmp_path / "small")]) == 2
+    assert "has 4 x 3 pixels, at least 4 x 4 are needed" in capsys.readouterr().err
+    assert not (tmp_path / "small").exists()
     for arguments, message in (
         (restore, "is not empty; choose another folder or --force"),
         ([*restore[:4], "0.5", "--out", str(tmp_path / "x")], "level 0.5 was not calibrated"),
@@ -908,7 +1013,7 @@ def test_train_sample_and_restore_from_the_command_line(
 
 def test_a_recipe_is_checked_and_survives_json(folder: Path, tmp_path: Path) -> None:
     recipe = Recipe(size=(8, 8), levels=(0.1, 0.3), ema=(0.5,))
-    assert Recipe.from_json(json.loads(json.dumps(recipe.as_json()))) == recipe
+    assert from_json(Recipe, json.loads(json.dumps(as_json(recipe)))) == recipe
     for options, message in (
         ({"calibration": 0.0}, r"calibration must be a share in \(0, 1\)"),
         ({"validation": 0.5, "calibration": 0.5}, "leave nothing to train on"),
@@ -922,8 +1027,8 @@ def test_a_recipe_is_checked_and_survives_json(folder: Path, tmp_path: Path) -> 
     ):
         with pytest.raises(ValueError, match=message):
             Recipe(**options)
-    with pytest.raises(ValueError, match="hyper-parameters of another version"):
-        Recipe.from_json({"alpha": 0.1})
+    with pytest.raises(ValueError, match="levels must be at most the bound 1 of the error, got 5"):
+        Recipe(factor=2, levels=(0.5, 5.0)).prepare(folder, progress=False)
     with pytest.raises(ValueError, match="size: 8 x 8 does not divide by the factor 3; 9 x 9 does"):
         Recipe(factor=3).prepare(folder, progress=False)
     table = tmp_path / "table.csv"
@@ -932,6 +1037,11 @@ def test_a_recipe_is_checked_and_survives_json(folder: Path, tmp_path: Path) -> 
         Recipe().prepare(table, progress=False)
     job = Recipe(factor=2).prepare(folder, progress=False)
     assert job.about["rows"] == {"train": 28, "validation": 4, "calibration": 8}
+    assert job.about["notes"] == [  # 1 / 9 is above two of the levels
+        f"8 images to calibrate on: every mask of level {level:g} will be empty, for which {n} or "
+        "more are needed"
+        for level, n in ((0.05, 19), (0.1, 9))
+    ]
     parts = [set(map(bytes, part.x.numpy())) for part in (job.train, job.held, job.calibration)]
     assert not parts[0] & parts[2] and not parts[0] & parts[1] and not parts[1] & parts[2]
 

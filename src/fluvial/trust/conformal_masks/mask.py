@@ -60,8 +60,8 @@ class ConfidenceMask:
             a tensor, (channels, height, width) or (height, width), of any size. Values are cut off
             at 0 and 1. ``noise`` is a `KeyedNoise`, of which a generator of another library takes
             ``noise.seed``. If it draws nothing, all its answers agree and their variance is 0
-            everywhere: give a ``score`` of your own then. A method ``draws(x, num, noise)`` that makes ``num`` at a time,
-            (num, ...), is used where there is one.
+            everywhere: give a ``score`` of your own then. A method ``draws(x, num, noise)`` that
+            makes ``num`` at a time, (num, ...), is used where there is one.
         score: of the draws, as `Variance`; or any `ScoreMap`.
         error: as `Difference`, which by default is of Lab colours and wants three channels; or any
             `ErrorMap`.
@@ -266,7 +266,7 @@ class ConfidenceMask:
                 draws, by their names.
         """
         found = Calibration.load(path)
-        ours: dict[str, Any] = {**self._names(), "bound": self.error.bound}
+        ours = {**self._names(), "bound": self.error.bound}
         for name, mine in ours.items():
             if getattr(found, name) != mine:
                 raise ValueError(
@@ -307,7 +307,7 @@ class ConfidenceMask:
         if i < 0:
             raise ValueError("images is empty: there is none to restore")
 
-    def _names(self) -> dict[str, str]:
+    def _names(self) -> dict[str, Any]:
         """What a calibration holds for, in words: with other draws it does not."""
         metric = _name(self.error)
         if self.prediction == "mean":
@@ -324,7 +324,7 @@ class ConfidenceMask:
 
 def _name(part: Any) -> str:
     """Of a score, an error or a function, the same in every process."""
-    kind = type(part)
+    kind: Any = type(part)
     if (kind.__str__, kind.__repr__) == (object.__str__, object.__repr__):
         return kind.__qualname__
     return getattr(part, "__qualname__", None) or str(part)
