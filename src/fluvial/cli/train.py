@@ -297,6 +297,8 @@ def _using(out: Path, system: str, kind: str) -> str:
     suffix = {"images": ".png", "arrays": ".npz", "table": ".csv"}[kind]
     if _joins(system):
         return f"fluvial translate {_quoted(out)} INPUT --out translated{suffix}"
+    if system == "conformal-masks":
+        return f"fluvial restore {_quoted(out)} IMAGE --out restored"
     return f"fluvial sample {_quoted(out)} --n 64 --out samples{suffix}"
 
 
