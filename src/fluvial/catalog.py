@@ -266,6 +266,8 @@ SYSTEMS: tuple[System, ...] = (
         title="Physics-Constrained Flow Matching: Sampling Generative Models with Hard Constraints",
         authors="Utkarsh et al.",
         arxiv="2506.04171",
+        cls="fluvial.physics.physics_constrained_flow.PhysicsConstrainedFlow",
+        claim="fluvial.claims.physics_constrained_flow",
     ),
     System(
         name="autohood3d",

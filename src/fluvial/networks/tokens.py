@@ -210,7 +210,7 @@ class _Block(nn.Module):
 
     def _attend(self, z: Tensor, cos: Tensor, sin: Tensor, allowed: Tensor | None) -> Tensor:
         batch, tokens, width = z.shape
-        q, k, v = self.qkv(z).reshape(batch, tokens, 3, self.heads, -1).unbind(2)
+        q, k, v = self.qkv(z).reshape(batch, tokens, 3, self.heads, width // self.heads).unbind(2)
         mixed = functional.scaled_dot_product_attention(
             rotate(q, cos, sin).transpose(1, 2),
             rotate(k, cos, sin).transpose(1, 2),
