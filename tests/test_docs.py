@@ -128,12 +128,17 @@ def test_a_file_that_is_no_result_of_the_system_is_refused(
     ("page", "count"),
     [
         ("bridges", 3),
+        ("constraints", 6),
         ("concepts", 7),
         ("own", 4),
         ("training", 5),
         ("samplers", 9),
+        ("discrete", 6),
         ("metrics", 5),
         ("pretrained", 6),
+        ("imputation", 3),
+        ("restoration", 3),
+        ("masks", 4),
     ],
 )
 def test_code_of_a_page_runs(page: str, count: int, monkeypatch: pytest.MonkeyPatch):

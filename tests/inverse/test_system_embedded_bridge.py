@@ -812,6 +812,85 @@ def test_bad_measurements() -> None:
         model.sample(2, noise=NOISE)
 
 
+class Half:
+    """A user's own operator, which says nothing of itself: the left half."""
+
+    def A(self, x: Tensor) -> Tensor:
+        return x[..., : x.shape[-1] // 2]
+
+    def A_adjoint(self, y: Tensor) -> Tensor:
+        return torch.cat([y, 0 * y], -1)
+
+    A_dagger = A_adjoint
+
+
+class Rows(Half):
+    """Each row has a map of its own."""
+
+    values = random_mask(torch.empty(12, *IMAGE), 0.5, NOISE).float()
+
+    def A(self, x: Tensor) -> Tensor:
+        return self.values * x
+
+    A_adjoint = A_dagger = A
+
+
+class Spectrum(Half):
+    def A(self, x: Tensor) -> Tensor:
+        return torch.fft.rfft(x)
+
+
+def test_operators_of_the_user() -> None:
+    model = SystemEmbeddedBridge(unet(), format=FORMAT, steps=2).fit(PICTURES, Half(), **TINY)
+    y = Half().A(PICTURES)
+    restored = model.restore(y)
+    torch.testing.assert_close(Half().A(restored), y, rtol=0, atol=0)
+    torch.testing.assert_close(model.restore(y[0]), restored[0], rtol=0, atol=1)
+    rows = Rows()
+    with pytest.raises(ValueError, match=r"operator fails on 2 events of \(1, 8, 8\) .* by rows"):
+        model.restore(torch.zeros(12, *IMAGE), rows)
+    rows.rows = 12
+    assert model.restore(torch.zeros(12, *IMAGE), rows, batch_size=5).shape == PICTURES.shape
+    wide = Half()
+    wide.in_shape = (1, 4, 12)
+    assert model.restore(torch.zeros(3, 1, 4, 6), wide).shape == (3, 1, 4, 12)
+    wide.in_shape = (3, 8, 8)
+    with pytest.raises(ValueError, match="an event of operator has 3 channels, and the network 2"):
+        model.restore(torch.zeros(3, 3, 8, 4), wide)
+    for operator, error, match in (
+        (torch.eye(8), TypeError, "operator must have A, A_adjoint and A_dagger, .* got Tensor"),
+        (lambda like, noise: 3, ValueError, "operator must draw operators, got int"),
+        (Spectrum(), ValueError, "operator must make a row of real numbers of each row"),
+    ):
+        with pytest.raises(error, match=match):
+            model.fit(PICTURES, operator, **TINY)
+        assert isinstance(model.operator, Half) and model.operator is not wide
+    with pytest.raises(TypeError, match="operator must have A, A_adjoint and A_dagger, got Tensor"):
+        model.restore(y, torch.eye(8))
+
+
+def test_very_small_pictures() -> None:
+    model = SystemEmbeddedBridge(UNet(size=8, channels=2, width=8, multipliers=(1, 1, 1)), steps=2)
+    for size in ((1, 1), (2, 2), (1, 6), (3, 3)):
+        x = NOISE.normal(torch.empty(2, 1, *size))
+        whole = Mask(torch.ones(1, 1, *size, dtype=torch.bool), (1, *size))
+        assert model.restore(x, whole, obs_noise=0.1).shape == x.shape
+
+
+def test_a_refused_training_leaves_the_system(tmp_path: Path) -> None:
+    std = torch.full((1, 40, 40), 0.1)
+    x = torch.zeros(4, 1, 40, 40)
+    model = SystemEmbeddedBridge(unet(), steps=2)
+    whole = Mask(torch.ones(1, 1, 40, 40, dtype=torch.bool), (1, 40, 40))
+    kept = {**TINY, "out": tmp_path / "run"}
+    model.fit(x, whole, obs_noise=std, **kept)
+    other = std.clone()
+    other[0, 20, 20] = 0.2  # where a tensor that is printed has dots
+    with pytest.raises(ValueError, match="belongs to another configuration: restorer.obs_noise"):
+        model.fit(x, whole, obs_noise=other, **kept)
+    assert model.obs_noise is std and model.operator is whole
+
+
 # Tasks and baselines
 
 
@@ -943,6 +1022,35 @@ def test_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str
     ):
         assert main(arguments) == 2
         assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["inpainting", "bicubic"])
+def test_images_restored_from_the_command_line(
+    name: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = SystemEmbeddedBridge(unet(), format=FORMAT, steps=2, task=Task(name))
+    file, out, photo = (tmp_path / n for n in ("model.safetensors", "out", "photo.png"))
+    model.save(file)
+    pixels = PICTURES[0].repeat(1, 2, 1)[:, :13]  # 13 x 8
+    Image.fromarray(pixels[0].numpy()).save(photo)
+    command = ["restore", str(file), str(photo), "--quiet", "--out"]
+    assert main([*command, str(out)]) == 0
+    times = {"inpainting": 1, "bicubic": 2}[name]
+    with Image.open(out / "restored.png") as image:
+        restored = torch.from_numpy(np.array(image))[None]
+    assert restored.shape == (1, 13 * times, 8 * times)
+    if name == "inpainting":  # without noise what the task measures is the image that was given
+        operator = Task(name).operator(restored.shape)
+        assert_close(operator.A(restored[None].double()), operator.A(pixels[None].double()))
+    capsys.readouterr()
+    assert main([*command, str(tmp_path / "clean"), "--degrade", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["size"] == [13 - 13 % times, 8] and document["psnr"] > 0
+    with Image.open(tmp_path / "clean" / "measured.png") as image:
+        assert image.size == (8 // times, 13 // times)
+    SystemEmbeddedBridge(unet(), format=FORMAT, task=Task("radon")).save(file, overwrite=True)
+    assert main([*command, str(tmp_path / "no")]) == 2
+    assert "has the task radon, whose measurements are no images" in capsys.readouterr().err
 
 
 def test_bad_recipes(tmp_path: Path) -> None:

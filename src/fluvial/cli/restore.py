@@ -1,4 +1,4 @@
-"""``fluvial restore RUN IMAGE``: an image enlarged, with a mask of what to trust."""
+"""``fluvial restore RUN IMAGE``: an image restored, with a mask of what to trust."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from fluvial.cli.train import _device
 
 EXAMPLES = """\
 fluvial restore runs/faces small.png --level 0.1 --out restored
-fluvial restore runs/faces photo.png --level 0.1 --degrade --out restored"""
+fluvial restore runs/faces photo.png --level 0.1 --degrade --out restored
+fluvial restore runs/deblurred blurred.png --out restored"""
 
 
 @dataclass(frozen=True)
@@ -27,12 +28,16 @@ class Restore:
     hatched, and result.json. The mask is calibrated: over images like those of the training, the
     largest error inside it is on average at most the level.
 
+    A run of system-embedded-bridge restores what its task measures, a small, blurred or incomplete
+    image, without a mask: there are restored.png, with --degrade measured.png, and result.json.
+
     Args:
-        run: folder of a run of conformal-masks, or the file of its model.
-        image: file of a small image, which is enlarged.
+        run: folder of a run of conformal-masks or system-embedded-bridge, or the file of its model.
+        image: file of a small image, which is enlarged; or as the task measures them.
         out: folder to write to.
         level: of the mask, one of those calibrated.
-        degrade: the image is a clean one: make it small first, and show the true error too.
+        degrade: the image is a clean one: make it small, or measure it, first, and show the true
+            error too.
         seed: of the restoration.
         device: where to compute; auto takes the first there is of cuda, mps and cpu.
         force: write into a folder that is not empty.
@@ -65,14 +70,14 @@ def main(argv: Sequence[str]) -> int:
         show_json(document)
     else:
         height, width = document["size"]
-        inside = ""
+        text = f"{height} x {width} pixels in {duration(document['seconds'])}"
+        if "trusted" in document:
+            text += f", {100 * document['trusted']:.0f} % trusted at level {command.level:g}"
         if "worst" in document:
-            inside = f"; largest error inside the mask {document['worst']:.3g}"
-        show(
-            f"{height} x {width} pixels in {duration(document['seconds'])}, "
-            f"{100 * document['trusted']:.0f} % trusted at level {command.level:g}{inside}: "
-            f"{command.out}"
-        )
+            text += f"; largest error inside the mask {document['worst']:.3g}"
+        if "psnr" in document:
+            text += f", PSNR {document['psnr']:.2f} dB"
+        show(f"{text}: {command.out}")
     return 0
 
 
@@ -82,6 +87,7 @@ def _restore(command: Restore) -> dict[str, Any]:
     import fluvial
     from fluvial.core.noise import KeyedNoise
     from fluvial.data import to_uint8
+    from fluvial.inverse.system_embedded_bridge import SystemEmbeddedBridge
     from fluvial.training.files import atomic, new_folder, write_json
     from fluvial.trust.conformal_masks import Panel, RestorationFlow, draw_masks, worst
 
@@ -89,6 +95,8 @@ def _restore(command: Restore) -> dict[str, Any]:
         raise ValueError(f"seed must not be negative, got {command.seed}")
     device = _device(command.device)
     model = fluvial.load(command.run)
+    if isinstance(model, SystemEmbeddedBridge):
+        return _restore_measured(command, model.to(device))
     if not isinstance(model, RestorationFlow):
         raise ValueError(f"{command.run} holds a {type(model).__name__}, which restores no images")
     if model.calibration is None or model.shape is None:
@@ -154,6 +162,59 @@ def _restore(command: Restore) -> dict[str, Any]:
     }
     if error is not None:
         document["worst"] = worst(error, trusted.numpy())
+    write_json(place / "result.json", document)
+    return document
+
+
+def _restore_measured(command: Restore, model: Any) -> dict[str, Any]:
+    """By a system-embedded bridge, without a mask."""
+    from PIL import Image
+
+    from fluvial.core.noise import KeyedNoise
+    from fluvial.data import to_uint8
+    from fluvial.metrics import psnr
+    from fluvial.training.files import atomic, new_folder, write_json
+
+    task = model.task
+    if task is None or not task.pictures:
+        what = "no task" if task is None else f"the task {task.name}"
+        raise ValueError(f"{command.run} has {what}, whose measurements are no images")
+    noise, times = KeyedNoise(command.seed), task.smaller
+    given = 2 * _read(command.image, model.shape[0])[None] - 1
+    sides = [side if command.degrade else side * times for side in given.shape[2:]]
+    sides = [side - side % times for side in sides]
+    if min(sides) < 1:
+        raise ValueError(f"IMAGE: {command.image} is too small to be degraded")
+    operator, clean = task.operator((model.shape[0], *sides)), None
+    if command.degrade:
+        clean = given[..., : sides[0], : sides[1]]
+        given = operator.A(clean)
+        given = given + task.obs_noise * noise.normal(given, "measurement")
+    if tuple(sides) != model.shape[1:] and not command.quiet:
+        note(f"trained on images of {model.shape[1]} x {model.shape[2]} pixels")
+    place = new_folder(command.out, force=command.force)
+    begin = time.perf_counter()
+    restored = model.restore(given, operator, noise=noise, progress=not command.quiet).cpu()
+    seconds = time.perf_counter() - begin
+    files = {"restored.png": restored}
+    if clean is not None:
+        files["measured.png"] = to_uint8(given)
+    for name, pixels in files.items():
+        array = pixels[0].permute(1, 2, 0).numpy()
+        with atomic(place / name) as path:
+            Image.fromarray(array[..., 0] if array.shape[2] == 1 else array).save(
+                path, format="png"
+            )
+    document = {
+        "out": str(place),
+        "image": str(command.image),
+        "size": sides,
+        "task": task.as_json(),
+        "seed": command.seed,
+        "seconds": seconds,
+    }
+    if clean is not None:
+        document["psnr"] = float(psnr(restored, to_uint8(clean), data_range=255).mean())
     write_json(place / "result.json", document)
     return document
 

@@ -174,8 +174,9 @@ ENDS: dict[str, tuple[float, float]] = {
     "sde": (1 - 1e-2, 1e-5),
     "ode": (1 - 1e-2, 1e-5),
 }
-"""(t_max, t_min) of each method. Published for the SDE: 1e-5 off both ends, 1e-2 off them for some
-data; VP in 100 steps of the SDE from 1 - 1e-5 multiplies the null space by some -500 at once."""
+"""(t_max, t_min) of each method. Published for the SDE: 1e-5 off both ends, for some data with
+SB 1e-2 off 0 and 1e-2 or 5e-2 off 1; VP in 100 steps of the SDE from 1 - 1e-5 multiplies the null
+space by some -500 at once."""
 
 
 def span(

@@ -51,7 +51,8 @@ class PairedRestorer(Objective):
 
     The network has twice the channels of an event (the first dimension after the batch), of which
     the first half of its output counts. Sizes that its ``factor`` does not divide are padded by
-    reflection. A subclass says what x_t is, and how a measurement is restored.
+    reflection, very small ones by their border. A subclass says what x_t is, and how a measurement
+    is restored.
 
     Args:
         network: called as ``network(x, t)``, (batch, 2 channels, ...).
@@ -109,7 +110,11 @@ class PairedRestorer(Objective):
         factor = int(getattr(self.network, "factor", 1))
         high, wide = (-n % factor for n in x.shape[-2:]) if x.ndim == 4 else (0, 0)
         if high or wide:
-            inputs = functional.pad(inputs, (0, wide, 0, high), mode="reflect")
+            mirrors = (
+                high < x.shape[-2] and wide < x.shape[-1]
+            )  # else there is too little to mirror
+            mode = "reflect" if mirrors else "replicate"
+            inputs = functional.pad(inputs, (0, wide, 0, high), mode=mode)
         out = self.network(inputs, time)[:, : x.shape[1]]
         if high or wide:
             out = out[..., : x.shape[-2], : x.shape[-1]]
@@ -142,7 +147,18 @@ class PairedRestorer(Objective):
             raise ValueError("operator is not known yet: fit with one")
         if isinstance(self.operator, LinearOperator):
             return self.operator
-        return self.operator(like, noise)
+        system = self.operator(like, noise)
+        if not isinstance(system, LinearOperator):
+            raise ValueError(f"operator must draw operators, got {type(system).__name__}")
+        return system
+
+    def _check_channels(self, name: str, event: Sequence[int]) -> None:
+        channels = getattr(self.network, "shape", (2 * event[0],))[0]
+        if channels != 2 * event[0]:
+            raise ValueError(
+                f"{name} has {event[0]} channels, and the network {channels}, which must be twice "
+                "as many"
+            )
 
     def fit(
         self,
@@ -177,7 +193,8 @@ class PairedRestorer(Objective):
                 learning rate of 1e-4 halved four times, betas (.9, .99).
 
         Raises:
-            TypeError: images that are no tensor, or not of the type that is wanted.
+            TypeError: images that are no tensor, or not of the type that is wanted; an operator
+                that is none.
             ValueError: no rows, another shape, values that are not finite; no operator; one that
                 does not take these events, or whose A^+ A is no orthogonal projector; a deviation
                 that is negative or does not fit a measurement; and as
@@ -185,11 +202,11 @@ class PairedRestorer(Objective):
         """
         x = self._encoded("images", images)
         held = None if validation is None else {"x": self._encoded("validation", validation)}
-        channels = getattr(self.network, "shape", (2 * x.shape[1],))[0]
-        if channels != 2 * x.shape[1]:
-            raise ValueError(
-                f"images have {x.shape[1]} channels, and the network {channels}, which must be "
-                "twice as many"
+        self._check_channels("a row of images", x.shape[1:])
+        if not (operator is None or callable(operator) or isinstance(operator, LinearOperator)):
+            raise TypeError(
+                "operator must have A, A_adjoint and A_dagger, or draw what has, got "
+                f"{type(operator).__name__}"
             )
         own = getattr(operator, "rows", 1)
         if own != 1:
@@ -205,27 +222,27 @@ class PairedRestorer(Objective):
             system = self._system(like, KeyedNoise(0))
             seen = _checked(system, like)
             _check_deviation(self.obs_noise, seen)
-        except BaseException:
+            rule = Training(steps=steps, **{"betas": (0.9, 0.99), **training})
+            stage = Stage(self, {"x": x}, rule, held, preview)
+            train(
+                stage,
+                out=None if out is None else Path(out),
+                resume=resume,
+                progress=progress,
+                config={
+                    "restorer": {
+                        "network": describe(self.network),
+                        **self._options(),
+                        "operator": f"{type(system).__name__} {float(seen.double().norm()):.6g}",
+                        "obs_noise": _described(self.obs_noise),
+                        "images": Batches({"x": x}, 1, 0).fingerprint(),
+                    }
+                },
+                trackers=trackers,
+            )
+        except (TypeError, ValueError):  # refused: the weights are still those of the system before
             self.operator, self.obs_noise = before
             raise
-        rule = Training(steps=steps, **{"betas": (0.9, 0.99), **training})
-        stage = Stage(self, {"x": x}, rule, held, preview)
-        train(
-            stage,
-            out=None if out is None else Path(out),
-            resume=resume,
-            progress=progress,
-            config={
-                "restorer": {
-                    "network": describe(self.network),
-                    **self._options(),
-                    "operator": f"{type(system).__name__} {float(seen.double().norm()):.6g}",
-                    "obs_noise": repr(self.obs_noise),
-                    "images": Batches({"x": x}, 1, 0).fingerprint(),
-                }
-            },
-            trackers=trackers,
-        )
         if self.use is not None and self.use.system is not None:
             # the statement of the model in a file that this one was made of
             self.use = derive([self.use], intended=self.intended)
@@ -276,6 +293,10 @@ class PairedRestorer(Objective):
         return y + scaled_noise(std, noise.normal(y, "measurement"))
 
     def _operator(self, operator: LinearOperator | None) -> LinearOperator:
+        if not (operator is None or isinstance(operator, LinearOperator)):
+            raise TypeError(
+                f"operator must have A, A_adjoint and A_dagger, got {type(operator).__name__}"
+            )
         operator = operator if operator is not None else cast(Any, self.operator)
         if operator is None or not isinstance(operator, LinearOperator):
             why = "differs from batch to batch" if operator is not None else "is not known"
@@ -297,12 +318,12 @@ class PairedRestorer(Objective):
         if batch_size < 1:
             raise ValueError(f"batch_size must be at least 1, got {batch_size}")
         operator = self._operator(operator)
-        y, single = self._measurement(measurement, operator)
-        weights = next(self.parameters())
-        like = weights.new_zeros(max(getattr(operator, "rows", 1), 2), *self._event(operator))
-        if len(like) != len(y) and getattr(operator, "rows", 1) != 1:
-            raise ValueError(f"operator has maps of {len(like)} rows, got {len(y)} measurements")
-        seen = _checked(operator, like)
+        event, weights = self._event(operator), next(self.parameters())
+        self._check_channels("an event of operator", event)
+        seen = _checked(operator, weights.new_zeros(max(getattr(operator, "rows", 1), 2), *event))
+        y, single = self._measurement(measurement, operator, seen)
+        if len(seen) != len(y) and getattr(operator, "rows", 1) != 1:
+            raise ValueError(f"operator has maps of {len(seen)} rows, got {len(y)} measurements")
         if y.shape[1:] != seen.shape[1:]:
             raise ValueError(
                 f"measurement must have shape {tuple(seen.shape[1:])}, with or without a batch "
@@ -340,21 +361,20 @@ class PairedRestorer(Objective):
             raise ValueError("operator must say its in_shape, as the network does not")
         return tuple(shape)
 
-    def _measurement(self, y: Tensor, operator: LinearOperator) -> tuple[Tensor, bool]:
-        """(rows as the network sees them, was it a single one?)."""
+    def _measurement(
+        self, y: Tensor, operator: LinearOperator, seen: Tensor
+    ) -> tuple[Tensor, bool]:
+        """(rows as the network sees them, was it a single one?), where A makes such as ``seen``."""
         if not isinstance(y, Tensor):
             raise TypeError(f"measurement must be a tensor, got {type(y).__name__}")
-        shape = getattr(operator, "out_shape", None)
-        single = shape is not None and y.shape == tuple(shape)
+        single = y.shape == seen.shape[1:]
         y = y[None] if single else y
         if y.ndim < 2 or not len(y):
             raise ValueError(f"measurement must have rows, got shape {tuple(y.shape)}")
         weights = next(self.parameters())
         if y.dtype == torch.uint8 and self.format is not None and self.format.kind == "images":
             # x / 127.5 - 1 goes with the operator if it takes constants to themselves, or to 0
-            ones = operator.A(
-                weights.new_ones(max(getattr(operator, "rows", 1), 1), *self._event(operator))
-            )
+            ones = operator.A(weights.new_ones(len(seen), *self._event(operator)))
             same = ((ones - 1).abs() < 1e-3) | (ones.abs() < 1e-3)
             if not bool(same.all()):
                 raise ValueError(
@@ -370,12 +390,31 @@ class PairedRestorer(Objective):
 
 
 def _checked(operator: LinearOperator, like: Tensor) -> Tensor:
-    """A of a random event. `ValueError` where A^+ A is no projector."""
+    """A of random events. `ValueError` where A^+ A is no projector, or A takes no such events."""
     shape = getattr(operator, "in_shape", None)
     if shape is not None and tuple(shape) != tuple(like.shape[1:]):
         raise ValueError(f"operator takes events of {tuple(shape)}, got {tuple(like.shape[1:])}")
-    check_operator(operator, like, OFF)
-    return operator.A(KeyedNoise(0).normal(like, "u"))
+    try:
+        seen = operator.A(KeyedNoise(0).normal(like, "u"))
+        if not seen.is_floating_point() or seen.ndim < 2 or len(seen) != len(like):
+            raise ValueError(
+                f"operator must make a row of real numbers of each row, got {tuple(seen.shape)} of "
+                f"{seen.dtype} from {tuple(like.shape)}"
+            )
+        check_operator(operator, like, OFF)
+    except RuntimeError as error:
+        raise ValueError(
+            f"operator fails on {len(like)} events of {tuple(like.shape[1:])} ({error}); it says "
+            "by in_shape if it takes others, and by rows if each row has a map of its own"
+        ) from error
+    return seen
+
+
+def _described(obs_noise: Deviation) -> str:
+    """What tells one from another."""
+    if not isinstance(obs_noise, Tensor):
+        return repr(obs_noise)
+    return Batches({"obs_noise": obs_noise[None].cpu()}, 1, 0).fingerprint()
 
 
 def _check_deviation(obs_noise: Deviation, seen: Tensor) -> None:

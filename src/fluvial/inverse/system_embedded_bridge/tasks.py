@@ -81,6 +81,11 @@ class Task:
         """Are its measurements pictures?"""
         return self.name not in ("fourier", "radon")
 
+    @property
+    def smaller(self) -> int:
+        """By how much smaller its measurements are, where they are pictures."""
+        return int(self._amount) if self.name in ("pooling", "bicubic") else 1
+
     def operator(self, shape: Sequence[int]) -> Operator:
         """A, for images of (channels, height, width).
 
