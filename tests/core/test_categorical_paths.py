@@ -467,6 +467,15 @@ def test_padding_is_never_touched() -> None:
         )
         for got, pad in ((x1, 77), (x, 77), (y, 2), (z, 0)):
             assert bool((got[~mask] == pad).all())
+    clean = torch.full((2, 3, 3), 1 / 3).double()
+    bridge = ReferenceBridge(3, MARGINAL, Linear(0.2))
+    steps = MatrixPath(gaussian_matrix(3, 0.3).expand(2, 3, 3))
+    for path in (bridge, steps):
+        x = path.sample(x0, time(0.5), NOISE, mask=mask).x
+        y = path.transition(x, time(0.5), time(1.0), NOISE, mask=mask)
+        z = path.posterior(y, clean, time(1.0), time(0.5), NOISE, mask=mask)
+        for got in (x, y, z):
+            assert bool((got[~mask] == 77).all()) and int(got[mask].max()) < 3
 
 
 def test_rare_tokens_get_their_share() -> None:
@@ -535,6 +544,15 @@ def test_matrix_path_of_uniform_steps_is_the_uniform_path() -> None:
         path.sample(x, time(0.3), NOISE)
     with pytest.raises(ValueError, match="rows"):
         MatrixPath(torch.ones(2, 3, 3))
+    with pytest.raises(ValueError, match="prior"):
+        MatrixPath(steps, torch.tensor([1.5, -0.5, 0.0]))
+    with pytest.raises(ValueError, match="x0 must hold"):
+        path.sample(x + 1, time(0.5), NOISE)
+    with pytest.raises(TypeError, match="int64"):
+        path.sample(x.int(), time(0.5), NOISE)
+    for bad in (clean * torch.nan, -clean, 0 * clean):
+        with pytest.raises(ValueError, match="clean must be"):
+            path.posterior(x, bad, time(0.75), time(0.5), NOISE)
 
 
 # Bad input

@@ -27,7 +27,7 @@ from fluvial.core.categorical.paths import (
 )
 from fluvial.core.categorical.predictions import Cached, Tempered, convert
 from fluvial.core.categorical.samplers import TauLeaping, Tweedie
-from fluvial.core.categorical.schedules import Cosine, Linear
+from fluvial.core.categorical.schedules import Cosine
 from fluvial.core.categorical.steering import Infilling, TokenGuidance
 from fluvial.core.gaussian.sde import PredictorCorrector
 from fluvial.core.noise import KeyedNoise
@@ -198,6 +198,13 @@ def test_remasking_draws_its_law_and_shares_by_confidence() -> None:
     weights = torch.tensor([[-0.9, -0.1], [-0.5, -0.5]]).double().softmax(1) * 2
     torch.testing.assert_close(sigma[:, :2], weights * 0.3 * 0.75)
     assert float(reveal) == pytest.approx((0.7 - (1 - 0.3 * 0.75) * 0.4) / 0.6)
+    # padding has no share
+    x, drawn = (torch.cat([v, v[:, :1]], 1) for v in (x, drawn))
+    mask = torch.arange(4) < 3
+    more, _ = Remasking("confidence", 0.3).shares(
+        x, drawn, time(0.6), time(0.3), path, mask.expand(2, 4)
+    )
+    torch.testing.assert_close(more[:, :2], sigma[:, :2])
 
 
 def test_the_loop_holds_and_then_ends() -> None:
@@ -265,6 +272,19 @@ def test_tweedie_is_ancestral_for_a_score_of_a_clean_law() -> None:
         law = law @ ancestral_table(path, t, s)
     x = simulate(start, pairs, Tweedie(), path, ExactField(path, "score"), NOISE.at(1))
     assert_shares(x[:, 0] * 3 + x[:, 1], law)
+
+
+def test_tweedie_leaves_no_mask_and_noises_again() -> None:
+    """Of a learned score, whose sum is not alpha / drop, too."""
+    path, x = CategoricalPath(3), torch.full((500, 2), 3)
+    score = Uninformed(torch.tensor([0.02, 0.02, 0.01, 1.0]).double(), "score")
+    out = simulate(x, uniform_grid(2, 0.9), Tweedie(), path, score, NOISE)
+    assert int(out.max()) < 3
+    uniform = CategoricalPath(3, "uniform")
+    x0 = torch.zeros(10_000, 1, dtype=torch.int64)
+    field = Uninformed(torch.ones(3).double(), "score")
+    up = simulate(x0, grid_pairs([0.0, 0.2, 0.5]), Tweedie(), uniform, field, NOISE)
+    assert_shares(up.flatten(), marginal_probs(uniform, x0[:1], time(0.5))[0, 0])
 
 
 def test_first_hitting_is_exact() -> None:
@@ -431,12 +451,29 @@ def test_a_cache_changes_nothing_but_the_number_of_calls() -> None:
             return MARGINAL.expand(*x.shape, 3)
 
     field = Cached(Labelled())
-    x = torch.full((3, 2), 3)
-    field(x, time(0.5), label=torch.arange(3))
+    x, label = torch.full((3, 2), 3), torch.arange(3)
+    field(x, time(0.5), label=label)
     x = x.clone()
     x[1] = 0
-    field(x, time(0.5), label=torch.arange(3))
+    field(x, time(0.5), label=label)
     assert seen[1].tolist() == [1]
+
+
+def test_a_cache_does_not_mix_conditions() -> None:
+    table = torch.tensor([[0.6, 0.4, 0.0], [0.2, 0.4, 0.4]]).double()
+
+    @dataclass
+    class Labelled:
+        predicts: str = "clean"
+
+        def __call__(self, x: Tensor, t: Tensor, *, label: int | None) -> Tensor:
+            return table[1 if label is None else label].expand(*x.shape, 3)
+
+    x, t, cached = torch.full((2, 2), 3), time(0.5), Cached(Labelled())
+    for label in (0, 1, 1, 0):
+        torch.testing.assert_close(cached(x, t, label=label), Labelled()(x, t, label=label))
+    guided = [TokenGuidance(2.0).bend(f)(x, t, label=0) for f in (cached, Labelled())]
+    torch.testing.assert_close(*guided)
 
 
 def test_known_tokens_stay() -> None:
@@ -595,4 +632,20 @@ def test_bad_samplers_are_refused() -> None:
         simulate(x, grid_pairs([0.5, 0.2]), Gibbs(), path, ExactField(path), NOISE)
     with pytest.raises(ValueError, match="s <= t"):
         simulate(x, grid_pairs([0.2, 0.5]), Remasking(), path, ExactField(path), NOISE)
-    assert isinstance(Linear(), Linear)
+    for sampler in (FirstHitting(), Confident()):
+        with pytest.raises(ValueError, match="s <= t"):
+            simulate(x, grid_pairs([0.2, 0.5]), sampler, path, ExactField(path), NOISE)
+    flow = MixturePath(3, "uniform")
+    with pytest.raises(ValueError, match="corrector"):
+        simulate(
+            x,
+            grid_pairs([0.5, 0.2]),
+            TauLeaping(corrector=1.0),
+            flow,
+            ExactField(flow),
+            NOISE,
+            x1=x,
+        )
+    for sampler in (Ancestral(), Confident(), Confident("entropy"), FirstHitting(), Remasking()):
+        with pytest.raises(ValueError, match="clean must be"):
+            simulate(x + 3, uniform_grid(2), sampler, path, Uninformed(MARGINAL * math.nan), NOISE)

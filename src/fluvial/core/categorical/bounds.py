@@ -14,7 +14,7 @@ from typing import Any, Literal, cast
 import torch
 from torch import Tensor
 
-from fluvial.core.categorical.draws import uniform
+from fluvial.core.categorical.draws import real_tokens, uniform
 from fluvial.core.categorical.losses import (
     continuous_terms,
     discrete_terms,
@@ -23,7 +23,7 @@ from fluvial.core.categorical.losses import (
     prior_terms,
     score_entropy_terms,
 )
-from fluvial.core.categorical.paths import CategoricalPath
+from fluvial.core.categorical.paths import CategoricalPath, MixturePath
 from fluvial.core.categorical.predictions import clean_of
 from fluvial.core.noise import KeyedNoise
 from fluvial.core.protocols import Field
@@ -89,6 +89,8 @@ def elbo(
       its time is the one with that share of masked tokens.
     * "flow": of the mixture path; elsewhere than on absorbing paths looser than "continuous".
 
+    Of a `MixturePath` that is not absorbing all are of its jumps: "continuous" is "flow".
+
     Included: the term of the prior, if alpha(1) > 0 (infinite where absorbing), and that of the
     reconstruction, if the schedule begins below 1.
 
@@ -99,14 +101,17 @@ def elbo(
         form: see above.
         steps: T of "discrete".
         draws: calls of the field in the other forms, over which the estimate is averaged.
-        mask: (batch, *event) bool, False for padding: never noised, never counted.
+        mask: (batch, *event) bool, False for padding, whose symbols are those of the field alone:
+            never noised, never counted.
         **cond: passed on to the field, as is ``mask`` if given.
 
     Raises:
         ValueError: ``form`` is unknown, "count" on a path that is not absorbing, "discrete" without
-            ``steps``, a number below 1; tokens out of range.
+            ``steps``, a number below 1; no tokens, or tokens out of range.
     """
     path.check_data(x0, mask)
+    if not x0.numel():
+        raise ValueError(f"x0 must hold tokens, got shape {tuple(x0.shape)}")
     if form not in ("discrete", "continuous", "count", "flow"):
         raise ValueError(f"form must be discrete, continuous, count or flow, got {form!r}")
     if form == "count" and not path.absorbing:
@@ -117,6 +122,9 @@ def elbo(
             f"steps={steps}, draws={draws}"
         )
     cond = cond if mask is None else {**cond, "mask": mask}
+    jumps = isinstance(path, MixturePath) and not path.absorbing
+    form = "flow" if jumps and form == "continuous" else form
+    data = real_tokens(x0, mask)  # what terms are of; the field sees the padding as it is
     real = torch.ones_like(x0, dtype=torch.bool) if mask is None else mask
     tokens = real.flatten(1).sum(1)
     like = torch.empty(len(x0), dtype=torch.float64, device=x0.device)
@@ -138,8 +146,10 @@ def elbo(
         for k in range(1, steps + 1):
             t, s = (torch.tensor(i / steps, dtype=torch.float64) for i in (k, k - 1))
             x = noised(t, noise.at(k))
-            total += summed(discrete_terms(path, log_clean(x, t), x, x0, t, s))
-        return Bound(f"ELBO at T = {steps}", total + summed(prior_terms(path, x0)), tokens)
+            now = real_tokens(x, mask)
+            total += summed(discrete_terms(path, log_clean(x, t), now, data, t, s))
+        name = f"ELBO{' of the mixture path' if jumps else ''} at T = {steps}"
+        return Bound(name, total + summed(prior_terms(path, data)), tokens)
     if form == "count":
         for k in range(draws):
             u = uniform(x0, noise.at(k), "order").masked_fill(~real, 2.0).flatten(1)
@@ -148,7 +158,7 @@ def elbo(
             hidden = (u.argsort(1).argsort(1) < count.unsqueeze(1)).reshape(x0.shape)
             x = torch.where(hidden & real, path.classes, x0)
             t = path.schedule.time(count / tokens.clamp(min=1))
-            terms = torch.where(hidden, negative_log(log_clean(x, t), x0), 0)
+            terms = torch.where(hidden, negative_log(log_clean(x, t), data), 0)
             total += summed(terms) * tokens / count.clamp(min=1)
         return Bound("ELBO in continuous time, by counts", total / draws, tokens)
     for k in range(draws):
@@ -156,18 +166,19 @@ def elbo(
         u = ((first + k / draws) % 1).clamp(min=1e-12)
         t = u.square()
         x = noised(t, noise.at(k))
+        now = real_tokens(x, mask)
         if form == "flow":
-            terms = flow_terms(path, log_clean(x, t), x, x0, t)
+            terms = flow_terms(path, log_clean(x, t), now, data, t)
         elif field.predicts == "score":
-            terms = score_entropy_terms(path, field(x, t, **cond).log(), x, x0, t)
+            terms = score_entropy_terms(path, field(x, t, **cond).log(), now, data, t)
         else:
-            terms = continuous_terms(path, log_clean(x, t), x, x0, t)
+            terms = continuous_terms(path, log_clean(x, t), now, data, t)
         total += summed(terms) * 2 * u / draws
     if path.schedule.begin < 1:
         t = torch.full_like(like, torch.finfo(torch.float64).tiny)
         x = noised(t, noise.at(draws))
-        total += summed(negative_log(log_clean(x, t), x0))
+        total += summed(negative_log(log_clean(x, t), data))
     name = {"flow": "ELBO of the mixture path in continuous time"}.get(
         form, "ELBO in continuous time"
     )
-    return Bound(name, total + summed(prior_terms(path, x0)), tokens)
+    return Bound(name, total + summed(prior_terms(path, data)), tokens)

@@ -80,6 +80,44 @@ def check_prediction(clean: Tensor, x: Tensor, classes: int) -> None:
         )
 
 
+def check_probs(p: Tensor) -> None:
+    """Raise unless ``p`` (..., V) are probabilities, within `TOLERANCE`."""
+    if not p.numel():
+        return
+    total = p.sum(-1)
+    # a NaN compares with nothing
+    if not bool(((total - 1).abs() <= TOLERANCE).all() & (p >= 0).all()):
+        raise ValueError(
+            "clean must be probabilities, finite and not negative, that sum to 1, got sums "
+            f"from {float(total.min()):.4g} to {float(total.max()):.4g} and a least value of "
+            f"{float(p.min()):.4g}"
+        )
+
+
+def check_tokens(x0: Tensor, classes: int, mask: Tensor | None, symbol: int | None = None) -> None:
+    """Raise unless ``x0`` is tokens 0 .. classes - 1; values are looked at on the CPU only."""
+    if not isinstance(x0, Tensor) or x0.dtype != torch.int64:
+        got = x0.dtype if isinstance(x0, Tensor) else type(x0).__name__
+        raise TypeError(f"x0 must be int64 tokens, got {got}")
+    if x0.ndim < 2:
+        raise ValueError(f"x0 must have shape (batch, *event), got {tuple(x0.shape)}")
+    if mask is not None and (mask.dtype != torch.bool or mask.shape != x0.shape):
+        raise ValueError(
+            f"mask must be bool of shape {tuple(x0.shape)}, got {mask.dtype} of {tuple(mask.shape)}"
+        )
+    if x0.device.type != "cpu" or not x0.numel():
+        return
+    low, high = (int(v) for v in real_tokens(x0, mask).aminmax())
+    if low < 0 or high >= classes:
+        note = "" if symbol is None else f" (the mask symbol is {symbol})"
+        raise ValueError(f"x0 must hold tokens 0 .. {classes - 1}{note}, got {low} to {high}")
+
+
+def real_tokens(x: Tensor, mask: Tensor | None) -> Tensor:
+    """``x`` with 0 in the place of padding, which may hold anything."""
+    return x if mask is None else torch.where(mask, x, 0)
+
+
 def move(
     x: Tensor,
     moves: Moves,
@@ -143,14 +181,7 @@ def _weights(
     weights = torch.zeros((), dtype=double(clean), device=clean.device)
     if moves.on_clean is not None:
         p = rows_of(clean, index, classes)
-        total = p.sum(-1)
-        # a NaN compares with nothing
-        if not bool(((total - 1).abs() <= TOLERANCE).all() & (p >= 0).all()):
-            raise ValueError(
-                "clean must be probabilities, finite and not negative, that sum to 1, got sums "
-                f"from {float(total.min()):.4g} to {float(total.max()):.4g} and a least value of "
-                f"{float(p.min()):.4g}"
-            )
+        check_probs(p)
         weights = p * _part(moves.on_clean, index, shape)
     if moves.on_source is None:
         return weights

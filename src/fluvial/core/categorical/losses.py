@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from fluvial.core.categorical.draws import at_class
-from fluvial.core.categorical.paths import CategoricalPath
+from fluvial.core.categorical.paths import CategoricalPath, MixturePath
 from fluvial.core.protocols import left_broadcast
 
 CEILING = 2.0**60
@@ -44,13 +44,26 @@ def masked_loss(
 def discrete_terms(
     path: CategoricalPath, log_p: Tensor, x: Tensor, x0: Tensor, t: Tensor, s: Tensor
 ) -> Tensor:
-    """KL(q(x_s | x_t, x_0) || P(x_s | x_t)); where s = 0, -ln p(x_0) (Austin et al., 2021)."""
+    """KL(q(x_s | x_t, x_0) || P(x_s | x_t)); where s = 0, -ln p(x_0) (Austin et al., 2021).
+
+    Of a `MixturePath` that of its own step, a jump with rho = (alpha_s - alpha_t) / drop_t:
+
+        x = x_0:   -ln(1 - rho + rho p(x)),
+        x != x_0:  (1 - rho) ln((1 - rho) / (1 - rho + rho p(x))) - rho ln p(x_0).
+    """
     if path.absorbing:
         weight = path.gap(s, t) / path._positive(path.drop(t))
         return masked_loss(log_p, x, x0, torch.where(s == 0, 1.0, weight), path)
     # where s = 0 the divergence is taken at s = t, finite, and not used
     first = left_broadcast((s == 0).expand(t.shape), x).to(x.device)
     s = torch.where(s == 0, t, s)
+    if isinstance(path, MixturePath):
+        rho = left_broadcast(path.gap(s, t) / path._positive(path.drop(t)), x).to(log_p)
+        rho = rho.clamp(max=1 - torch.finfo(log_p.dtype).eps)
+        log_here, nll = -negative_log(log_p, x), negative_log(log_p, x0)
+        other = rho * nll - (1 - rho) * torch.log1p(rho / (1 - rho) * log_here.exp())
+        terms = torch.where(x == x0, -torch.log1p(rho * torch.expm1(log_here)), other)
+        return torch.where(first, nll, terms)
     alpha, drop = (left_broadcast(v, log_p).to(log_p) for v in (path.alpha(s), path.drop(s)))
     lost = left_broadcast(path._lost(s, t), log_p).to(log_p)
     # both laws are (r [j = x] + (1 - r) pi(x)) A_j / (drop_t pi(x)), A linear in p
@@ -65,7 +78,8 @@ def discrete_terms(
     extra = alpha * gain * (p - end) - drop * pi * alpha_t / on * (
         here - (x == x0).to(log_p).unsqueeze(-1)
     )
-    terms = (step / off * _divergence(true, extra)).sum(-1)
+    # a token that the source never has is clean, and stays
+    terms = torch.where(pi_x > 0, step / off * _divergence(true, extra), 0.0).sum(-1)
     return torch.where(first, negative_log(log_p, x0), terms)
 
 
@@ -77,11 +91,14 @@ def continuous_terms(
         absorbing:  -alpha' / drop * -ln p(x_0) at masked tokens (MDLM, MD4),
         otherwise:  beta pi(x) sum_{y != x} [s_y - c_y + c_y ln(c_y / s_y)]
 
-    with s the score of the clean prediction, c_y = q(y | x_0) / q(x | x_0), beta = -alpha' / alpha.
+    with s the score of the clean prediction, c_y = q(y | x_0) / q(x | x_0), beta = -alpha' / alpha;
+    of a `MixturePath`, whose process is another, `flow_terms`.
     """
     speed = -path.alpha_rate(t)
     if path.absorbing:
         return masked_loss(log_p, x, x0, speed / path.drop(t).clamp(min=1 / CEILING), path)
+    if isinstance(path, MixturePath):
+        return flow_terms(path, log_p, x, x0, t)
     here, pi_x, off, on = _at_token(path, x, t, log_p)
     alpha, drop = left_broadcast(path.alpha(t), log_p).to(log_p), _drop(path, t, log_p)
     start, end = _one_hot(x, log_p), _one_hot(x0, log_p)
@@ -115,7 +132,8 @@ def score_entropy_terms(
     end = functional.one_hot(x0, path.states).to(log_s)
     given = alpha * (x == x0).to(log_s).unsqueeze(-1) + drop * pi_x
     ratio = (alpha * end + drop * path.pi.to(log_s)) / torch.where(given > 0, given, 1.0)
-    terms = log_s.exp() - ratio + torch.special.xlogy(ratio, ratio) - ratio * log_s
+    terms = log_s.exp() - ratio + torch.special.xlogy(ratio, ratio)
+    terms = terms - torch.where(ratio > 0, ratio * log_s, 0.0)  # a score may be 0 where it should
     others = 1 - functional.one_hot(x, path.states).to(log_s)
     beta = left_broadcast(-path.alpha_rate(t) / path.alpha(t).clamp(min=1e-30), log_s).to(log_s)
     # times of no noise and of no data meet the weights 0 / 0 of a state that cannot be

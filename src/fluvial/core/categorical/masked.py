@@ -24,6 +24,7 @@ from fluvial.core.categorical.draws import (
     Moves,
     at_class,
     check_prediction,
+    check_probs,
     double,
     draw_classes,
     move,
@@ -49,7 +50,7 @@ class FirstHitting:
         per_call: tokens a row and call; more than one is faster and no longer exact.
 
     Raises:
-        ValueError: ``per_call`` < 1; in a step, a path that is not absorbing.
+        ValueError: ``per_call`` < 1; in a step, a path that is not absorbing, or s > t.
     """
 
     def __init__(self, per_call: int = 1) -> None:
@@ -94,7 +95,8 @@ class Confident:
             CVPR 2022).
 
     Raises:
-        ValueError: an unknown score, a negative temperature; in a step, a path not absorbing.
+        ValueError: an unknown score, a negative temperature; in a step, a path not absorbing, or
+            s > t.
     """
 
     def __init__(
@@ -190,18 +192,14 @@ class Remasking:
 
     def step(self, x: Tensor, memory: Tensor, run: Run) -> tuple[Tensor, Tensor, Tensor]:
         path = _absorbing(run, "Remasking")
-        if run.s > run.t:
-            raise ValueError(
-                f"Remasking takes pairs with s <= t, got ({float(run.t)}, {float(run.s)})"
-            )
         clean = clean_at(x, run)
         check_prediction(clean, x, path.classes)
-        remask, reveal = self.shares(x, memory, run.t, run.s, path)
+        mask = run.cond.get("mask")
+        remask, reveal = self.shares(x, memory, run.t, run.s, path, mask)
         hidden = path.masked(x)
         moves = Moves(torch.where(hidden, reveal, 0.0), torch.ones(()), None)
         new = path.draw(x, moves, clean, run.noise, "reveal", **run.cond)
         again = (uniform(x, run.noise, "remask") < remask) & ~hidden
-        mask = run.cond.get("mask")
         again = again if mask is None else again & mask
         new = torch.where(again, path.classes, new)
         revealed = hidden & (new < path.classes)
@@ -209,7 +207,13 @@ class Remasking:
         return new, memory, clean
 
     def shares(
-        self, x: Tensor, drawn: Tensor, t: Tensor, s: Tensor, path: CategoricalPath
+        self,
+        x: Tensor,
+        drawn: Tensor,
+        t: Tensor,
+        s: Tensor,
+        path: CategoricalPath,
+        mask: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """(sigma of the visible tokens, probability that a masked one is revealed)."""
         alpha_t, drop_t, drop_s = (
@@ -225,7 +229,8 @@ class Remasking:
         reveal = (path.gap(s, t).to(sigma) + sigma * alpha_t) / path._positive(drop_t)
         if self.rule != "confidence":
             return sigma, reveal
-        visible = (~path.masked(x)).flatten(1)
+        visible = ~path.masked(x)
+        visible = (visible if mask is None else visible & mask).flatten(1)
         scores = torch.where(visible, -drawn.flatten(1), -torch.inf)
         weights = scores.softmax(1).nan_to_num(0.0) * visible.sum(1, keepdim=True)
         return (weights.reshape(x.shape) * sigma).clamp(max=1), reveal
@@ -289,6 +294,8 @@ def _absorbing(run: Run, sampler: str) -> CategoricalPath:
     path = run.path
     if getattr(path, "mask_token", None) is None:
         raise ValueError(f"{sampler} needs an absorbing path, got {path!r}")
+    if run.s > run.t:
+        raise ValueError(f"{sampler} takes pairs with s <= t, got ({float(run.t)}, {float(run.s)})")
     return cast(CategoricalPath, path)
 
 
@@ -321,4 +328,6 @@ def _drawn(clean: Tensor, hidden: Tensor, x: Tensor, run: Run) -> Tensor:
     if not len(index[0]):
         return x
     u = uniform(x, run.noise, "reveal to")[index]
-    return x.index_put(index, draw_classes(clean[index], u))
+    probs = clean[index]
+    check_probs(probs)
+    return x.index_put(index, draw_classes(probs, u))

@@ -12,7 +12,15 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fluvial.core.categorical.draws import check_prediction, double, draw_classes, uniform
+from fluvial.core.categorical.draws import (
+    check_prediction,
+    check_probs,
+    check_tokens,
+    double,
+    draw_classes,
+    real_tokens,
+    uniform,
+)
 from fluvial.core.protocols import Draw, Noise
 
 
@@ -42,7 +50,11 @@ class MatrixPath:
             cumulative.append(cumulative[-1] @ step)
         self.matrices, self.cumulative = q, torch.stack(cumulative)
         self.pi = self.cumulative[-1].mean(0) if prior is None else prior.detach().double().cpu()
-        if self.pi.shape != (self.classes,) or abs(float(self.pi.sum()) - 1) > 1e-6:
+        if (
+            self.pi.shape != (self.classes,)
+            or not bool((self.pi >= 0).all())
+            or abs(float(self.pi.sum()) - 1) > 1e-6
+        ):
             raise ValueError(f"prior must be ({self.classes},) probabilities, got {prior}")
 
     @property
@@ -58,15 +70,15 @@ class MatrixPath:
         self, x0: Tensor, t: Tensor, noise: Noise, x1: Tensor | None = None, **cond: Any
     ) -> Draw:
         """A draw of q(x_t | x_0)."""
-        if x0.dtype != torch.int64:
-            raise TypeError(f"x0 must be int64 tokens, got {x0.dtype}")
+        mask = cond.get("mask")
+        check_tokens(x0, self.classes, mask)
 
         def target(kind: str) -> Tensor:
             if kind not in ("clean", "cavity"):
                 raise ValueError(f"MatrixPath has targets 'clean' and 'cavity', got {kind!r}")
             return x0
 
-        start = functional.one_hot(x0, self.classes).to(double(x0))
+        start = functional.one_hot(real_tokens(x0, mask), self.classes).to(double(x0))
         x = self._draw(_times(start, self._between(0, t, x0)), x0, noise, "sample", cond)
         return Draw(x, x0, x1, t, target)
 
@@ -74,13 +86,15 @@ class MatrixPath:
         self, x: Tensor, clean: Tensor, t: Tensor, s: Tensor, noise: Noise, **cond: Any
     ) -> Tensor:
         """A draw of P(x_s | x_t = x), ``clean`` the law of the clean token given all of x_t."""
-        return self._draw(self.posterior_probs(x, clean, t, s), x, noise, "posterior", cond)
+        probs = self.posterior_probs(real_tokens(x, cond.get("mask")), clean, t, s)
+        return self._draw(probs, x, noise, "posterior", cond)
 
     def posterior_probs(self, x: Tensor, clean: Tensor, t: Tensor, s: Tensor) -> Tensor:
         """sum_k p_k Q_st(j, x) Q_0s(k, j) / Q_0t(k, x), (batch, *event, V)."""
         check_prediction(clean, x, self.classes)
         p = clean if clean.is_floating_point() else functional.one_hot(clean, self.classes)
         p = p.to(double(x))
+        check_probs(p)
         end = functional.one_hot(x, self.classes).to(p)
         likelihood = _times(end, self._between(0, t, x).mT)
         w = torch.where(likelihood > 0, p / torch.where(likelihood > 0, likelihood, 1.0), 0.0)
@@ -90,7 +104,7 @@ class MatrixPath:
 
     def transition(self, x: Tensor, s: Tensor, t: Tensor, noise: Noise, **cond: Any) -> Tensor:
         """A draw of q(x_t | x_s = x)."""
-        start = functional.one_hot(x, self.classes).to(double(x))
+        start = functional.one_hot(real_tokens(x, cond.get("mask")), self.classes).to(double(x))
         return self._draw(_times(start, self._between(s, t, x)), x, noise, "transition", cond)
 
     def readout(self, x: Tensor, clean: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ from typing import Any, Literal, cast
 import torch
 from torch import Tensor, nn
 
+from fluvial.core.categorical.draws import real_tokens
 from fluvial.core.categorical.losses import (
     continuous_terms,
     discrete_terms,
@@ -15,7 +16,7 @@ from fluvial.core.categorical.losses import (
     negative_log,
     score_entropy_terms,
 )
-from fluvial.core.categorical.paths import CategoricalPath
+from fluvial.core.categorical.paths import CategoricalPath, MixturePath
 from fluvial.core.categorical.predictions import TokenField, log_clean, log_score, network_time
 from fluvial.core.protocols import Noise, Objective, left_broadcast
 from fluvial.core.time import Times, Uniform
@@ -43,7 +44,8 @@ class TokenMatching(Objective):
     differently. Padding and tokens that are certain cost nothing.
 
     Batches hold ``"x"``, tokens (batch, *event); ``"mask"``, bool, False for padding, which goes to
-    the network too; ``"x1"``, if the source end is given; and conditions, which go to the network.
+    the network too (padding holds any symbol that the network takes); ``"x1"``, if the source end
+    is given; and conditions, which go to the network.
 
     Args:
         network: called as ``network(x, t, **conditions)``, t (batch,), returns (batch, *event, V or
@@ -91,6 +93,11 @@ class TokenMatching(Objective):
                 "a score is learned by loss='elbo' in continuous time, without aux; got "
                 f"loss={loss!r}, steps={steps}, aux={aux}"
             )
+        jumps = isinstance(path, MixturePath) and not path.absorbing
+        if predicts == "score" and jumps:
+            raise ValueError(
+                f"predicts='score' goes with the bound of a diffusion, got the jumps of {path}"
+            )
         if steps is not None and (steps < 1 or loss != "elbo"):
             raise ValueError(f"steps >= 1 goes with loss='elbo', got {steps} and {loss!r}")
         if not 0 <= aux < float("inf"):
@@ -110,8 +117,12 @@ class TokenMatching(Objective):
         if steps is not None and law != Uniform():
             raise ValueError(f"discrete steps are drawn uniformly: times must be so, got {law}")
         self.drop, self.null = drop, dict(null)
-        where = "continuous" if steps is None else f"T{steps}"
-        self.name = {"elbo": f"elbo_{where}", "flow": "elbo_flow"}.get(loss, loss)
+        if loss == "cross_entropy":
+            self.name: str = loss
+        elif loss == "flow" or jumps:
+            self.name = "elbo_flow" if steps is None else f"elbo_flow_T{steps}"
+        else:
+            self.name = "elbo_continuous" if steps is None else f"elbo_T{steps}"
 
     @property
     def field(self) -> TokenField:
@@ -122,19 +133,21 @@ class TokenMatching(Objective):
         """The loss of one batch.
 
         Returns:
-            ``loss``, (); the bound's own name ("elbo_continuous", "elbo_T1000", "elbo_flow" or
-            "cross_entropy") with nats a token of every row, without ``aux`` and the prior's term;
-            ``t``, the times of the rows.
+            ``loss``, (); the bound's own name ("elbo_continuous", "elbo_T1000"; of a mixture path
+            "elbo_flow", "elbo_flow_T1000"; or "cross_entropy") with nats a token of every row,
+            without ``aux`` and the prior's term; ``t``, the times of the rows.
 
         Raises:
-            ValueError: no ``"x"``, tokens out of range; a condition to drop that the batch does not
-                have; logits of another shape.
+            ValueError: no ``"x"``, no tokens in it or some out of range; a condition to drop that
+                the batch does not have; logits of another shape.
             TypeError: ``"x"`` are no int64 tokens.
         """
         if "x" not in batch:
             raise ValueError(f"batch must hold 'x', got {', '.join(batch) or 'nothing'}")
         x0, mask, path = batch["x"], batch.get("mask"), self.path
         path.check_data(x0, mask)
+        if not x0.numel():
+            raise ValueError(f"x must hold tokens, got shape {tuple(x0.shape)}")
         cond = {name: value for name, value in batch.items() if name not in ("x", "x1")}
         t = self.times(torch.empty(len(x0), dtype=torch.float64, device=x0.device), noise)
         s = t
@@ -150,6 +163,7 @@ class TokenMatching(Objective):
                 f"{tuple(logits.shape)}"
             )
 
+        x, x0 = real_tokens(x, mask), real_tokens(x0, mask)
         terms = self._terms(logits, x, x0, t, s)
         nats = _per_token(terms, mask)
         if self.steps is not None:

@@ -28,7 +28,16 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fluvial.core.categorical.draws import Moves, at_class, check_prediction, double, move, uniform
+from fluvial.core.categorical.draws import (
+    Moves,
+    at_class,
+    check_prediction,
+    check_tokens,
+    double,
+    move,
+    real_tokens,
+    uniform,
+)
 from fluvial.core.categorical.schedules import Linear, Schedule
 from fluvial.core.protocols import Draw, Noise, left_broadcast
 
@@ -152,7 +161,8 @@ class CategoricalPath:
             clean: (batch, *event, V) probabilities, or (batch, *event) tokens. Not a cavity: see
                 `fluvial.core.categorical.predictions`.
         """
-        return self.draw(x, self.moves(x, clean, t, s), clean, noise, "posterior", **cond)
+        moves = self.moves(real_tokens(x, cond.get("mask")), clean, t, s)
+        return self.draw(x, moves, clean, noise, "posterior", **cond)
 
     def transition(self, x: Tensor, s: Tensor, t: Tensor, noise: Noise, **cond: Any) -> Tensor:
         """A draw of q(x_t | x_s = x)."""
@@ -262,25 +272,7 @@ class CategoricalPath:
 
     def check_data(self, x0: Tensor, mask: Tensor | None = None) -> None:
         """Raise unless ``x0`` is tokens of the data; values are looked at on the CPU only."""
-        if not isinstance(x0, Tensor) or x0.dtype != torch.int64:
-            got = x0.dtype if isinstance(x0, Tensor) else type(x0).__name__
-            raise TypeError(f"x0 must be int64 tokens, got {got}")
-        if x0.ndim < 2:
-            raise ValueError(f"x0 must have shape (batch, *event), got {tuple(x0.shape)}")
-        if mask is not None and (mask.dtype != torch.bool or mask.shape != x0.shape):
-            raise ValueError(
-                f"mask must be bool of shape {tuple(x0.shape)}, got {mask.dtype} of "
-                f"{tuple(mask.shape)}"
-            )
-        if x0.device.type != "cpu" or not x0.numel():
-            return
-        real = x0 if mask is None else torch.where(mask, x0, 0)
-        low, high = (int(v) for v in real.aminmax())
-        if low < 0 or high >= self.classes:
-            symbol = f" (the mask symbol is {self.mask_token})" if self.absorbing else ""
-            raise ValueError(
-                f"x0 must hold tokens 0 .. {self.classes - 1}{symbol}, got {low} to {high}"
-            )
+        check_tokens(x0, self.classes, mask, self.mask_token)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.classes}, {self.kind!r}, {self.schedule})"
@@ -365,12 +357,12 @@ class ReferenceBridge(CategoricalPath):
             one = torch.ones((), dtype=torch.float64)
             x1 = self.transition(x0, torch.zeros_like(one), one, noise, **cond)
         # the product of the two matrices is a mixture: x_0, x_1, or a draw of pi
-        at_0, at_1 = self.bridge_shares(x0, x1, t)
+        mask = cond.get("mask")
+        at_0, at_1 = self.bridge_shares(x0, real_tokens(x1, mask), t)
         u = uniform(x0, noise, "bridge")
         x = self.draw_source(x0, noise, "bridge source")
         x = torch.where(u < at_0 + at_1, x1, x)
         x = torch.where(u < at_0, x0, x)
-        mask = cond.get("mask")
         x = x if mask is None else torch.where(mask, x, x0)
         return Draw(x, x0, x1, t, draw.target)
 

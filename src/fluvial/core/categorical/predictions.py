@@ -25,13 +25,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from dataclasses import field as dataclass_field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fluvial.core.categorical.draws import at_class, double
+from fluvial.core.categorical.draws import at_class, double, real_tokens
 from fluvial.core.categorical.paths import CategoricalPath
 from fluvial.core.protocols import Field, left_broadcast
 
@@ -90,7 +91,9 @@ def _reweighted(p: Tensor, x: Tensor, t: Tensor, path: CategoricalPath, *, inver
 def at_token_gain(x: Tensor, t: Tensor, path: CategoricalPath) -> Tensor:
     """D_x / D_k, k != x: 1 + alpha / (drop pi(x)), (batch, *event) float64."""
     alpha, drop = (left_broadcast(v, x).to(x.device) for v in (path.alpha(t), path.drop(t)))
-    return (1 + alpha / (drop * path.source_at(x))).expand(x.shape)
+    off = drop * path.source_at(x)
+    # at alpha = 0 too, a token that the source never has is clean
+    return torch.where(off > 0, 1 + alpha / off, torch.inf).expand(x.shape)
 
 
 def visible_one_hot(p: Tensor, x: Tensor, path: CategoricalPath) -> Tensor:
@@ -139,7 +142,8 @@ def tweedie_probs(score: Tensor, x: Tensor, t: Tensor, s: Tensor, path: Categori
 
     The map of the step from s to t is inverted on the score, v -> (v - (1 - r) sum(v) pi) / r, and
     each entry weighed by the chance of that step to x_t. With a score that belongs to a clean
-    prediction it is `posterior_probs`; of a learned one negative entries are cut to 0.
+    prediction it is `posterior_probs`; of a learned one negative entries are cut to 0, and so is
+    the chance to be masked at s = 0.
 
     Raises:
         ValueError: alpha(t) = 0.
@@ -153,7 +157,9 @@ def tweedie_probs(score: Tensor, x: Tensor, t: Tensor, s: Tensor, path: Categori
     at_x = path.source_at(x)
     start = functional.one_hot(x, path.states).to(value)
     probs = staggered * ((1 - lost) * start + lost * (at_x.unsqueeze(-1) if at_x.ndim else at_x))
-    if path.absorbing:  # visible tokens stay
+    if path.absorbing:  # visible tokens stay, and at s = 0 none is masked, whatever the score
+        last = left_broadcast(s == 0, x).to(x.device)
+        probs[..., path.classes] = torch.where(last, 0.0, probs[..., path.classes])
         probs = torch.where(path.masked(x).unsqueeze(-1), probs, start)
     return probs / probs.sum(-1, keepdim=True)
 
@@ -161,7 +167,8 @@ def tweedie_probs(score: Tensor, x: Tensor, t: Tensor, s: Tensor, path: Categori
 def _check_informative(t: Tensor, path: CategoricalPath) -> None:
     if t.device.type == "cpu" and bool((path.alpha(t) <= 0).any()):
         raise ValueError(
-            "a score at alpha(t) = 0 says nothing about the clean token; start at t < 1"
+            "a score at alpha(t) = 0 says nothing about the clean token; start at t < 1, or take a "
+            "schedule with alpha(1) > 0 such as Geometric()"
         )
 
 
@@ -204,6 +211,7 @@ def log_score(output: Tensor, x: Tensor, t: Tensor, path: CategoricalPath) -> Te
     symbols are equally likely, so that a network near 0 starts there (SEDD).
     """
     value = output if output.dtype == torch.float64 else output.float()
+    value = value[..., : path.states]
     if value.shape[-1] < path.states:
         value = functional.pad(value, (0, path.states - value.shape[-1]))
     if path.absorbing:
@@ -245,6 +253,7 @@ class TokenField:
                 f"the network must return {(*x.shape, self.path.classes)} or more logits, got "
                 f"{tuple(logits.shape)}"
             )
+        x = real_tokens(x, cond.get("mask"))
         if self.path.absorbing and self.predicts == "clean":
             # of all kinds: p ∝ s, at t = 1 too, and a masked token's cavity is its clean law
             return self._masked(logits, x)
@@ -368,7 +377,9 @@ class Cached:
 
     For networks of absorbing paths that do not see t (MDLM): in more steps than tokens most steps
     change few rows. Conditions with one entry a row are cut to the rows. Not for a network that
-    sees t. Looking which rows changed waits for an accelerator, once a call.
+    sees t. Other conditions than in the last call, by identity, ask for all rows again, so that
+    guidance caches what is inside of it: nothing. Looking which rows changed waits for an
+    accelerator, once a call.
 
     Args:
         field: any field of tokens whose rows are independent.
@@ -377,6 +388,7 @@ class Cached:
     field: Field
     _x: Tensor | None = None
     _value: Tensor | None = None
+    _cond: Mapping[str, Any] = dataclass_field(default_factory=dict)
     calls: int = 0
     """Rows that the field was asked for so far."""
 
@@ -385,7 +397,9 @@ class Cached:
         return self.field.predicts
 
     def __call__(self, x: Tensor, t: Tensor, **cond: Any) -> Tensor:
-        if self._x is None or self._value is None or self._x.shape != x.shape:
+        last = self._cond
+        same = last.keys() == cond.keys() and all(last[name] is cond[name] for name in cond)
+        if not same or self._x is None or self._value is None or self._x.shape != x.shape:
             self._value = self.field(x, t, **cond)
             self.calls += len(x)
         else:
@@ -400,5 +414,5 @@ class Cached:
                 at = t[rows] if t.ndim else t
                 self._value = self._value.index_copy(0, rows, self.field(x[rows], at, **part))
                 self.calls += len(rows)
-        self._x = x
+        self._x, self._cond = x, cond
         return self._value

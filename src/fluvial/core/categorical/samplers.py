@@ -10,8 +10,8 @@
 ============================== ===========================================================
 
 Samplers of absorbing paths are in `fluvial.core.categorical.masked`. All take a field of any kind
-and convert its prediction, correct it by the steering, and return integer tokens. Those that have
-nothing to say at s > t use the path's transition there.
+and convert its prediction, correct it by the steering, and return integer tokens. Those here use
+the path's transition where s > t, and those of absorbing paths refuse such pairs.
 
 Ancestral steps are exact at any step size for a prediction that stays as it is and tokens that are
 independent given x_t; what is lost is the dependence between tokens that move in one step. An
@@ -27,7 +27,7 @@ from typing import Any, Literal, cast
 import torch
 from torch import Tensor
 
-from fluvial.core.categorical.draws import Moves, at_class, double, move
+from fluvial.core.categorical.draws import Moves, at_class, double, move, real_tokens
 from fluvial.core.categorical.paths import CategoricalPath
 from fluvial.core.categorical.predictions import clean_of, tweedie_probs
 from fluvial.core.protocols import Run
@@ -60,7 +60,8 @@ class TauLeaping:
             function of t, a number.
 
     Raises:
-        ValueError: ``form`` is unknown, or a number is negative or not finite.
+        ValueError: ``form`` is unknown, or a number is negative or not finite; in a step, a
+            corrector with ``x1`` among the conditions.
     """
 
     def __init__(
@@ -84,7 +85,10 @@ class TauLeaping:
             return path.transition(x, run.t, run.s, run.noise, **run.cond), memory, clean
         if run.s == 0 or float(path.alpha(run.t)) == 0:
             return path.posterior(x, clean, run.t, run.s, run.noise, **run.cond), memory, clean
-        moves = self.moves(x, clean, run.t, run.s, path)
+        if self.corrector and run.cond.get("x1") is not None:
+            raise ValueError("corrector noises to the law of the source: it does not go with x1")
+        real = real_tokens(x, run.cond.get("mask"))
+        moves = self.moves(real, clean, run.t, run.s, path)
         return path.draw(x, moves, clean, run.noise, "leap", **run.cond), memory, clean
 
     def moves(self, x: Tensor, clean: Tensor, t: Tensor, s: Tensor, path: CategoricalPath) -> Moves:
@@ -133,10 +137,12 @@ class Tweedie:
     def start(self, x: Tensor) -> None:
         return None
 
-    def step(self, x: Tensor, memory: Any, run: Run) -> tuple[Tensor, Any, Tensor]:
+    def step(self, x: Tensor, memory: Any, run: Run) -> tuple[Tensor, Any, Tensor | None]:
         if run.field.predicts != "score":
             raise ValueError(f"Tweedie needs a field of kind 'score', got {run.field.predicts!r}")
         path = cast(CategoricalPath, run.path)
+        if run.s > run.t:
+            return path.transition(x, run.t, run.s, run.noise, **run.cond), memory, None
         score = run.field(x, run.t, **run.cond)
         probs = tweedie_probs(score, x, run.t, run.s, path)
         leave = 1 - probs.gather(-1, x.unsqueeze(-1)).squeeze(-1)

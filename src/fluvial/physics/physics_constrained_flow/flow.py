@@ -310,8 +310,8 @@ def sample_under(
         sampler: of the flow where the method is a steering, or None; Euler's by default.
         like: in whose dtype and on whose device the field is called; float64 on the CPU by default.
         offset, scale: the field is one of z, and the constraint of u = offset + scale z.
-        num, noise, constraint, method, steps, final, tol, max_iter, strict, dtype, batch_size,
-        progress: as there.
+        num, noise, constraint, method, steps, final, tol, max_iter, strict: as there.
+        dtype, batch_size, progress: as there.
 
     Raises:
         ValueError: as there.

@@ -24,7 +24,7 @@ LEAST = 1e-3
 class PCFM:
     """Physics-constrained flow matching: samples that are pulled onto h(u) = 0 along the way.
 
-    A step from t to s, with the velocity v of the field at (x, t) and its clean prediction x_hat,
+    A step from t to s, with the velocity v of the field at (x, t) and its clean prediction x_hat::
 
         u   <- x_hat, ``newton`` times:  u <- u - J^T (J J^T + damp)^-1 h(u)
         y   <- alpha_s u + sigma_s eps
