@@ -10,7 +10,7 @@ completely at random. Every contestant fills it in a process of its own, by its 
 is measured by
 
 * seconds of the wall and of the CPU,
-* peak memory beyond what the process held with the table read,
+* peak memory beyond what the process held with the table, which another one has made, read,
 * root mean square error of the filled entries, in deviations (a draw has up to sqrt(2) times that
   of a conditional mean),
 * sliced Wasserstein distance of the filled table to the true one.
@@ -29,7 +29,9 @@ import importlib.util
 import multiprocessing
 import resource
 import sys
+import tempfile
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -75,16 +77,14 @@ def peak() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
-def measure(
-    name: str, rows: int, columns: int, threads: int, options: dict[str, Any], queue: Any
-) -> None:
+def measure(name: str, folder: Path, threads: int, options: dict[str, Any], queue: Any) -> None:
     """One contestant; puts its numbers into the queue."""
     import torch
 
     from fluvial.metrics import sliced_wasserstein
 
     torch.set_num_threads(threads)
-    truth, holed = table(rows, columns)
+    truth, holed = (np.load(folder / f"{part}.npy") for part in ("truth", "holed"))
     gaps = np.isnan(holed)
     one = imputer(name, options)
     before, wall, cpu = peak(), time.perf_counter(), time.process_time()
@@ -111,25 +111,31 @@ def main() -> None:
     names = given.only or [name for name in NAMES if given.rows <= SLOW.get(name, given.rows)]
     print(f"{given.rows:,} rows x {given.columns} columns, 30 % missing, {given.threads} threads")
     print(f"{'':28}{'wall s':>9}{'CPU s':>9}{'MiB':>9}{'RMSE':>9}{'sliced W2':>11}")
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        for part, values in zip(("truth", "holed"), table(given.rows, given.columns), strict=True):
+            np.save(folder / f"{part}.npy", values)
+        for contestant in names:
+            compete(contestant, folder, given.threads, options)
+
+
+def compete(name: str, folder: Path, threads: int, options: dict[str, Any]) -> None:
+    """One contestant's line."""
+    if name == "hyperimpute" and importlib.util.find_spec("hyperimpute") is None:
+        print(f"{name:28}not installed", flush=True)
+        return
     context = multiprocessing.get_context("spawn")
-    for name in names:
-        if name == "hyperimpute" and importlib.util.find_spec("hyperimpute") is None:
-            print(f"{name:28}not installed", flush=True)
-            continue
-        queue = context.Queue()
-        process = context.Process(
-            target=measure,
-            args=(name, given.rows, given.columns, given.threads, options, queue),
-        )
-        process.start()
-        while process.is_alive() and queue.empty():
-            time.sleep(0.2)
-        if queue.empty():
-            print(f"{name:28}failed", file=sys.stderr)
-            continue
-        wall, cpu, memory, error, apart = queue.get()
-        process.join()
-        print(f"{name:28}{wall:9.1f}{cpu:9.1f}{memory:9.0f}{error:9.3f}{apart:11.4f}", flush=True)
+    queue = context.Queue()
+    process = context.Process(target=measure, args=(name, folder, threads, options, queue))
+    process.start()
+    while process.is_alive() and queue.empty():
+        time.sleep(0.2)
+    if queue.empty():
+        print(f"{name:28}failed", file=sys.stderr)
+        return
+    wall, cpu, memory, error, apart = queue.get()
+    process.join()
+    print(f"{name:28}{wall:9.1f}{cpu:9.1f}{memory:9.0f}{error:9.3f}{apart:11.4f}", flush=True)
 
 
 if __name__ == "__main__":

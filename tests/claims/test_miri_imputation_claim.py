@@ -59,7 +59,7 @@ def test_same_numbers_again_and_after_an_interruption(
     again = tmp_path / "again"
     again.mkdir()
     # as a killed run would leave it: all done but one table
-    done = [out / "config.json", out / "tuned-iris.json", out / "demonstration-0.json"]
+    done = [out / "config.json", out / "tuned-iris-0.json", out / "demonstration-0.json"]
     for path in (*done, *out.glob("iris-*.json")):
         shutil.copy(path, again)
     report = claim.run(claim.PRESETS["smoke"], "smoke", again, progress=False)
@@ -104,6 +104,19 @@ def test_every_method_is_given_as_many_settings() -> None:
             settings = claim.settings_of(preset, arm)
             assert len(settings) == preset.tuning
             assert len({json.dumps(dict(one), default=str) for one in settings}) == preset.tuning
+
+
+def test_tuning_sees_no_value_that_is_missing_in_a_test() -> None:
+    config = replace(claim.PRESETS["record"], rates=(0.2, 0.4))
+    for seed in (0, 1):
+        x = claim.seen_in_tuning(config, "wine", seed)
+        for mechanism in config.mechanisms:
+            for rate in config.rates:
+                truth, made = claim.holed(config, "wine", mechanism, rate, seed)
+                assert np.isnan(x[~made.mask]).all()
+        seen = ~np.isnan(x)
+        assert (x[seen] == truth[seen]).all() and 0.3 < seen.mean() < 0.6
+        assert len(truth) == len(claim.split(claim.read(config, "wine"), seed)[0])
 
 
 def test_tables_are_whole_and_splits_part_them() -> None:

@@ -151,6 +151,110 @@ def test_parquet_keeps_its_schema(tmp_path: Path) -> None:
     assert len(result["metrics"]) == 2
 
 
+def fill(path: Path, **changes: Any) -> tuple[Path, str]:
+    """The filled copy of a file, and the report."""
+    recipe = Recipe(**{"rounds": 1, "epochs": 2, "hidden": (8,), "ode_steps": 2, **changes})
+    out = path.parent / f"out-{path.name}"
+    out.mkdir()
+    result, _ = recipe.prepare(path, progress=False).complete(out, progress=False)
+    return out / result["filled"], (out / "report.md").read_text()
+
+
+def test_quotes_stay_where_they_were(tmp_path: Path) -> None:
+    path = tmp_path / "r.csv"
+    path.write_text('"a","b","c"\n1.50,"x",NA\n2.50,NA,3\n3.50,"y, ""z""\nw",4\nNA,"x",3\n')
+    place, _ = fill(path)
+    lines = place.read_text().splitlines()
+    assert lines[0] == '"a","b","c"' and lines[1][:8] == '1.50,"x"' and lines[1][9:] in "34"
+    assert lines[2] in ('2.50,"x",3', '2.50,"y, ""z""')
+    assert '3.50,"y, ""z""\nw",4\n' in place.read_text()
+    plain = tmp_path / "p.csv"
+    plain.write_text("a,b\n1,x\n,y\n3,\n")
+    assert '"' not in fill(plain)[0].read_text()
+
+
+def test_which_texts_mean_a_gap_can_be_said(tmp_path: Path, capsys: Capture) -> None:
+    path, out = tmp_path / "t.csv", tmp_path / "out"
+    lines = [
+        f"{k},{'n.a.' if k % 7 == 0 else k * k},{'NA' if k % 2 else '-999'}" for k in range(40)
+    ]
+    path.write_text("\n".join(["x,y,country", *lines, ",1,DE"]) + "\n")
+    _, report = fill(path)  # NA is taken for a gap, and n.a. for a text
+    assert "'NA' (20)" in report
+    assert "y was left as it is" in report and "not all of it are numbers: 'n.a.' (6)" in report
+    arguments = ["train", "miri-imputation", "--data", str(path), "--out", str(out), *SMALL]
+    assert cli.main([*arguments, "--missing", "n.a.", "-999"]) == 0, capsys.readouterr()
+    filled = pd.read_csv(out / "t.filled.csv", keep_default_na=False, dtype=str)
+    assert filled["y"].str.fullmatch(r"\d+").all()
+    assert set(filled["country"]) == {"NA", "DE"} or set(filled["country"]) == {"NA"}
+    assert (filled["country"][1:40:2] == "NA").all()
+
+
+def test_columns_that_cannot_be_read_are_left_and_named(tmp_path: Path) -> None:
+    n = 15
+    table = pa.table(
+        {
+            "x": pa.array([1.5, None, *map(float, range(n - 2))]),
+            "took": pa.array([None, *range(n - 1)], pa.duration("s")),
+            "list": pa.array([[1]] * n),
+            "bytes": pa.array([b"a", None] + [b"c"] * (n - 2)),
+            "inf": pa.array([None, np.inf] + [1.0] * (n - 2)),
+            "far": pa.array([None, 253402214400] + [0] * (n - 2), pa.timestamp("s")),
+            "names": pa.array([f"n{k}" for k in range(n)] + [None] * 0).dictionary_encode(),
+            "huge": pa.array([2**60 + 1, None] + [2**60 + 3] * (n - 2)),
+        }
+    )
+    path = tmp_path / "t.parquet"
+    pq.write_table(table, path)
+    table = pq.read_table(path)  # the format has its own names for some types
+    place, report = fill(path)
+    filled = pq.read_table(place)
+    assert filled.schema.equals(table.schema)
+    for name in ("x", "took", "huge"):
+        assert filled.column(name).null_count == 0
+    for name, why in (
+        ("list", "holds values of type"),
+        ("bytes", "holds values of type bytes"),
+        ("inf", "contains infinity"),
+        ("far", "reaches from 1970-01-01 00:00:00 to 9999-12-31"),
+    ):
+        assert f"{name} was left as it is, gaps and all, and not used: {why}" in report
+        assert filled.column(name).equals(table.column(name))
+    far = tmp_path / "far.csv"
+    far.write_text("d,x,tel\n2024-01-01,1,+491\n9999-12-31,,+492\n,3,\n")
+    place, report = fill(far)
+    assert "d was left" in report and place.read_text().splitlines()[3][:3] == ",3,"
+    assert place.read_text().splitlines()[3][3:] in ("+491", "+492")
+
+
+def test_ambiguous_days_and_months_are_named(tmp_path: Path) -> None:
+    for time in ("", " 10:00"):
+        path = tmp_path / f"d{len(time)}.csv"
+        path.write_text(f"d,x\n01/02/2024{time},1\n03/04/2024{time},\n05/06/2024{time},2\n")
+        assert "as month/day/year it could be read too" in "".join(read_file(path).notes)
+
+
+def test_the_spread_of_large_tables_is_measured_on_some_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from fluvial.tabular.miri import recipe
+
+    monkeypatch.setattr(recipe, "SPREAD_ROWS", 4)
+    path = tmp_path / "t.csv"
+    lines = [f"{k % 5 if k % 3 else ''},{k},{'' if k == 5 else 'ab'[k % 2]}" for k in range(30)]
+    path.write_text("\n".join(["a,b,c", *lines]) + "\n")
+    asked: list[int] = []
+    several = recipe.MIRIImputer._several
+
+    def remember(self: Any, table: Any, m: int) -> Any:
+        asked.append(table.shape[0])
+        return several(self, table, m)
+
+    monkeypatch.setattr(recipe.MIRIImputer, "_several", remember)
+    fill(path)
+    assert asked == [4]
+
+
 def test_what_cannot_be_filled_is_said(tmp_path: Path) -> None:
     def read(text: str) -> Any:
         path = tmp_path / "t.csv"

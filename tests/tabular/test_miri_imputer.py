@@ -216,6 +216,18 @@ def test_bad_tables() -> None:
         (pd.DataFrame({"a": [f"n{k}" for k in range(101)]}), ValueError, "101 different values"),
         (pd.DataFrame({"a": [None, None]}), ValueError, "column 'a' has no value"),
         (pd.DataFrame(), ValueError, r"0 sample\(s\)"),
+        (pd.DataFrame({"a": ["x", 1.0, None]}), TypeError, "'a' holds values of type float, str"),
+        (pd.DataFrame([[1, 2]], columns=["a", "a"]), ValueError, "names that differ.*'a'"),
+        (
+            pd.DataFrame({"a": pd.Series([1.0, None]).astype("Sparse[float]")}),
+            TypeError,
+            "column 'a' is sparse",
+        ),
+        (
+            pd.DataFrame({"a": np.array(["9999-12-31", "NaT", "2024-01-01"], "M8[s]")}),
+            ValueError,
+            "column 'a' reaches from 2024-01-01 .* dates must lie in 1678 to 2261",
+        ),
     ):
         with pytest.raises(kind, match=message):
             quick().fit(table)
@@ -235,6 +247,34 @@ def test_a_loss_that_is_not_finite_is_told() -> None:
 
 
 # Data frames
+
+
+def test_kinds_of_frames() -> None:
+    table = pd.DataFrame(
+        {"a": [1.0, 2.0, None, 2.0, None], "b": [1.0, 2.0, 3.0, 4.0, 5.0], "c": list("uvuvu")}
+    )
+    filled = quick(kinds={"a": "boolean"}).fit_transform(table)
+    assert set(filled["a"]) == {1.0, 2.0}
+    for kinds, message in (
+        ({"b": "boolean"}, "column 'b' is no boolean, with 5 values"),
+        ({"c": "integer"}, "column 'c' is categorical by its values, and not integer"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            quick(kinds=kinds).fit(table)
+
+
+def test_one_table_is_held_unless_chains_ask_for_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    held: list[torch.Tensor] = []
+    encoded = MIRIImputer._encoded
+
+    def remember(self: MIRIImputer, table: Any) -> Any:
+        held.extend(made := encoded(self, table))
+        return made
+
+    monkeypatch.setattr(MIRIImputer, "_encoded", remember)
+    quick(chains=1).fit(iris()[1])
+    (x, _), gaps = held, np.isnan(iris()[1])
+    assert (x[torch.from_numpy(gaps)] != 0).all()  # filled where it is, and no copy of it
 
 
 def test_frames_keep_types_order_index_and_what_is_observed() -> None:
@@ -273,6 +313,11 @@ def test_new_frames_are_read_as_the_fitted_one() -> None:
     bad = table.assign(size=pd.Timestamp("2024-01-01"))
     with pytest.raises(TypeError, match="column 'size' was numeric in fitting, and is date"):
         imputer.transform(bad)
+    with (
+        pytest.warns(UserWarning, match="valid feature names"),
+        pytest.raises(TypeError, match="'flag' was boolean|'kind' was categorical.*a data frame"),
+    ):
+        imputer.transform(np.zeros((1, table.shape[1])))
     drawn = imputer.sample(table, 2)
     assert len(drawn) == 2 and (drawn[0].dtypes == table.dtypes).all()
     mean = quick(draws=3).fit_transform(table)
@@ -344,6 +389,8 @@ def test_columns_encode_and_decode() -> None:
         1,
     ]
     assert hot.encode(np.array([-1.0])).tolist() == [[0, 0, 0]]
+    ranks = learn_column("g", np.array([0, 2, 1.0]), "integer", categories="abc")
+    assert ranks.encode(np.array([-1.0])).tolist() == [[0]]  # not seen in fitting
     assert hot.average(np.array([[0.0, 2.0], [0.0, 1.0], [1.0, 1.0]])).tolist() == [0, 1]
     two = learn_column("b", np.array([0, 1, 1.0]), "boolean")
     assert two.width == 1 and two.average(np.array([[0.0], [1.0], [1.0]])).tolist() == [1]

@@ -141,6 +141,12 @@ def test_tuning_looks_at_observed_entries_and_several_draws_differ() -> None:
     best, scores = tune(BASELINES["KNN"], SETTINGS["KNN"], x)
     assert best is SETTINGS["KNN"][int(np.argmin(scores))] and len(scores) == 3
     assert np.array_equal(x, before, equal_nan=True)
+    # with the seed of the gaps too, other entries are hidden than are missing
+    again = ampute(load_wine().data, 0.4, seed=1_000).data
+    _, scores = tune(BASELINES["mean"], SETTINGS["mean"], again, seed=1_000)
+    assert np.isfinite(scores).all() and len(set(scores)) == 3
+    with pytest.raises(ValueError, match="too few observed entries to hide"):
+        tune(BASELINES["mean"], SETTINGS["mean"], np.array([[1.0, 2.0]]))
     gaps = np.isnan(x)
 
     def make(seed: int) -> Any:

@@ -24,11 +24,14 @@ Frame: TypeAlias = Any
 SUFFIXES = (".csv", ".csv.gz", ".tsv", ".tsv.gz", ".parquet", ".pq")
 """Ends of the names of files that are read as tables."""
 
-_MISSING = ["", "NA", "N/A", "n/a", "NaN", "nan", "null", "NULL", "None", "<NA>", "#N/A", "?", "-"]
-_DELIMITERS = ",;\t|"
-_COMMA = re.compile(r"[+-]?(\d+|\d{1,3}(\.\d{3})+)(,\d+)?([eE][+-]?\d+)?")
+MISSING = ("", "NA", "N/A", "n/a", "NaN", "nan", "null", "NULL", "None", "<NA>", "#N/A", "?", "-")
+"""Texts that mean a gap."""
+DELIMITERS = ",;\t|"
+"""Those that are told apart."""
+COMMA = re.compile(r"[+-]?(\d+|\d{1,3}(\.\d{3})+)(,\d+)?([eE][+-]?\d+)?")
 """A number with a decimal comma, and dots between thousands."""
-_DATE = re.compile(r"\d{4}-\d{1,2}-\d{1,2}([T ].*)?|\d{1,2}[./]\d{1,2}[./]\d{2,4}( .*)?")
+DATE = re.compile(r"\d{4}-\d{1,2}-\d{1,2}([T ].*)?|\d{1,2}[./]\d{1,2}[./]\d{2,4}( .*)?")
+"""A text that looks like a date."""
 
 
 def read_table(path: Path, *, label: str | None) -> DataSet:
@@ -151,17 +154,17 @@ def _pandas() -> Any:
 
 def _read_csv(path: Path, label: str | None, notes: list[str]) -> Frame:
     pandas = _pandas()
-    encoding, start = _start(path, notes)
+    encoding, start = read_start(path, notes)
     rows = {
         delimiter: [row for row in csv.reader(start, delimiter=delimiter, strict=False) if row]
-        for delimiter in _DELIMITERS
+        for delimiter in DELIMITERS
     }
     # the delimiter that cuts most lines into the same number of fields, then into most fields
-    delimiter = max(rows, key=lambda key: _evenness(rows[key]))
+    delimiter = max(rows, key=lambda key: evenness(rows[key]))
     if not rows[delimiter]:
         raise ValueError(f"{path} is empty")
     header = [name.strip() for name in rows[delimiter][0]]
-    bare = all(_is_number(name.replace(",", ".")) for name in header)
+    bare = all(is_number(name.replace(",", ".")) for name in header)
     if bare:
         header = [f"column {k}" for k in range(1, len(header) + 1)]
         notes.append("the first line holds numbers only and was read as a row, not as names")
@@ -187,7 +190,7 @@ def _read_csv(path: Path, label: str | None, notes: list[str]) -> Frame:
                 skipinitialspace=True,
                 keep_default_na=False,
                 # a class may be called None
-                na_values={name: [""] if name == label else _MISSING for name in header},
+                na_values={name: [""] if name == label else list(MISSING) for name in header},
                 dtype={label: str} if label in header else None,
                 low_memory=False,
             )
@@ -209,8 +212,16 @@ def _read_csv(path: Path, label: str | None, notes: list[str]) -> Frame:
     return frame
 
 
-def _start(path: Path, notes: list[str]) -> tuple[str, list[str]]:
-    """The encoding, and the first lines."""
+def read_start(path: Path, notes: list[str]) -> tuple[str, list[str]]:
+    """The encoding of a text file, plain or of gzip, and its first 200 lines.
+
+    Args:
+        path: exists.
+        notes: gets a line where the file is not UTF-8.
+
+    Raises:
+        ValueError: it is no text, or damaged.
+    """
     opened: Any = gzip.open if path.suffix.lower() == ".gz" else open
     with opened(path, "rb") as file:
         begin = file.read(4)
@@ -236,13 +247,15 @@ def _start(path: Path, notes: list[str]) -> tuple[str, list[str]]:
     raise AssertionError
 
 
-def _evenness(rows: list[list[str]]) -> tuple[int, int]:
+def evenness(rows: list[list[str]]) -> tuple[int, int]:
+    """(lines of the most frequent width, that width): the larger, the likelier the delimiter."""
     widths = Counter(len(row) for row in rows)
     width, number = widths.most_common(1)[0] if widths else (0, 0)
     return (number, width) if width > 1 else (0, width)
 
 
-def _is_number(text: str) -> bool:
+def is_number(text: str) -> bool:
+    """Is the text a number, with a decimal point if any?"""
     try:
         float(text)
     except ValueError:
@@ -261,7 +274,7 @@ def _has_commas(column: Any) -> bool:
     if column.dtype.kind in "biuf":
         return False
     texts = [str(text) for text in column.dropna().unique()]
-    return any("," in text for text in texts) and all(map(_COMMA.fullmatch, texts))
+    return any("," in text for text in texts) and all(map(COMMA.fullmatch, texts))
 
 
 def _column(column: Any) -> np.ndarray | None:
@@ -288,9 +301,9 @@ def _described(name: str, column: Any) -> str:
     pandas = _pandas()
     texts = column.astype(str).unique()
     dates = pandas.api.types.is_datetime64_any_dtype(column.dtype)
-    if dates or all(map(_DATE.fullmatch, texts)):
+    if dates or all(map(DATE.fullmatch, texts)):
         return f"{name} (dates, {texts[0]}: write them as days from one of them)"
-    odd = [text for text in texts if not _is_number(text)]
+    odd = [text for text in texts if not is_number(text)]
     return f"{name} ({', '.join(map(repr, (odd or list(texts))[:3]))})"
 
 

@@ -267,6 +267,8 @@ SETTINGS: Mapping[str, tuple[Mapping[str, Any], ...]] = {
     "MIRI": ({"epochs": 50}, {"epochs": 100}, {"epochs": 200}),
 }
 """Three settings of each, its usual one among them."""
+HIDDEN = 7
+"""Tells the seed of what `tune` hides from that of what is missing."""
 
 
 def draws(make: Callable[[int], Any], X: np.ndarray, m: int, seed: int = 0) -> np.ndarray:
@@ -321,13 +323,19 @@ def tune(
 
     Returns:
         (the setting, the scores of all).
+
+    Raises:
+        ValueError: nothing could be hidden.
     """
-    held = ampute(X, share, "mcar", seed=seed)
+    # a seed apart: by that of X's own gaps, the entries to hide would be just those
+    held = ampute(X, share, "mcar", seed=mixed(seed, HIDDEN) % 2**32)
     hidden = ~held.mask & ~np.isnan(X)
     # an imputer drops a column without any value: it keeps one
     for j in np.flatnonzero(np.isnan(held.data).all(0)):
         row = int(np.flatnonzero(hidden[:, j])[0])
         held.data[row, j], hidden[row, j] = X[row, j], False
+    if not hidden.any():
+        raise ValueError(f"X has too few observed entries to hide a share of {share}")
     scale = np.nanstd(X, 0)
     scale = np.where(scale > 0, scale, 1.0)
     scores = []

@@ -112,7 +112,7 @@ class Column:
             hot = values[:, None] == np.arange(self.width)
             z = (hot - np.array(self.mean)) / np.array(self.scale)
         unknown = np.isnan(values)
-        if self.kind == "categorical":
+        if self.categories:
             unknown |= values < 0
         z[unknown] = 0
         return z.astype(np.float32)
@@ -273,11 +273,26 @@ def read_series(series: Any, name: str, kind: Kind | None = None) -> Read:
         TypeError: it holds what is neither numbers, truth values, dates nor categories.
         ValueError: it has more than `MOST_CATEGORIES` different texts, or does not fit ``kind``.
     """
+    read = _read_series(series, name, kind)
+    if kind == "boolean" and read.kind != "boolean":
+        read = _texts(series, series.isna().to_numpy(dtype=bool), name)
+        if len(read.categories) > 2:
+            raise ValueError(
+                f"kinds: column {name!r} is no boolean, with {len(read.categories)} values"
+            )
+    elif kind in ("numeric", "integer") and (read.categories or read.kind != kind):
+        raise ValueError(f"kinds: column {name!r} is {read.kind} by its values, and not {kind}")
+    return read
+
+
+def _read_series(series: Any, name: str, kind: Kind | None) -> Read:
     import pandas
     from pandas.api import types
 
     gaps = series.isna().to_numpy(dtype=bool)
     dtype = series.dtype
+    if isinstance(dtype, pandas.SparseDtype):
+        raise TypeError(f"column {name!r} is sparse: make it dense, by .sparse.to_dense()")
     if kind == "categorical" and not isinstance(dtype, pandas.CategoricalDtype):
         return _texts(series, gaps, name)
     if isinstance(dtype, pandas.CategoricalDtype):
@@ -295,13 +310,14 @@ def read_series(series: Any, name: str, kind: Kind | None = None) -> Read:
     if types.is_bool_dtype(dtype):
         return Read("boolean", series.to_numpy(dtype=np.float64, na_value=np.nan))
     if types.is_datetime64_any_dtype(dtype) or types.is_timedelta64_dtype(dtype):
-        return _dates(series, gaps)
+        return _dates(series, gaps, name)
     if types.is_numeric_dtype(dtype) and not types.is_complex_dtype(dtype):
         values = series.to_numpy(dtype=np.float64, na_value=np.nan)
         _finite(values, name)
         seen = values[~gaps]
         whole = types.is_integer_dtype(dtype) or (len(seen) > 0 and bool((seen % 1 == 0).all()))
-        return Read(kind or ("integer" if whole else "numeric"), values)
+        own: Kind = "integer" if whole else "numeric"
+        return Read(kind if kind in ("numeric", "integer") else own, values)
     seen = series[~gaps]
     if len(seen) and all(isinstance(value, bool | np.bool_) for value in seen):
         values = np.full(len(series), np.nan)
@@ -310,16 +326,18 @@ def read_series(series: Any, name: str, kind: Kind | None = None) -> Read:
     if all(isinstance(value, str) for value in seen):
         return _texts(series, gaps, name)
     try:
+        if any(isinstance(value, str) for value in seen):
+            raise TypeError
         values = np.full(len(series), np.nan)
-        values[~gaps] = [float(value) for value in seen if not isinstance(value, str)]
+        values[~gaps] = [float(value) for value in seen]
     except (TypeError, ValueError):
         kinds = sorted({type(value).__name__ for value in seen})
         raise TypeError(
             f"column {name!r} holds values of type {', '.join(kinds[:4])}: need numbers, truth "
-            "values, dates, or texts of a few kinds"
+            "values, dates (datetime64), or texts of a few kinds"
         ) from None
     _finite(values, name)
-    return Read(kind or "numeric", values)
+    return Read("integer" if kind == "integer" else "numeric", values)
 
 
 def codes_of(series: Any, column: Column) -> np.ndarray:
@@ -397,15 +415,22 @@ def _texts(series: Any, gaps: np.ndarray, name: str) -> Read:
     return Read("categorical", values, tuple(levels))
 
 
-def _dates(series: Any, gaps: np.ndarray) -> Read:
+def _dates(series: Any, gaps: np.ndarray, name: str) -> Read:
     seen = series[~gaps]
     values = np.full(len(series), np.nan)
     if not len(seen):
         return Read("date", values)
     if getattr(seen.dtype, "tz", None) is not None:
         seen = seen.dt.tz_convert("UTC").dt.tz_localize(None)
-    kind = "timedelta64[ns]" if str(seen.dtype).startswith("timedelta") else "datetime64[ns]"
-    stamps = seen.to_numpy().astype(kind).astype(np.int64)
+    kind = "timedelta64" if str(seen.dtype).startswith("timedelta") else "datetime64"
+    seconds = seen.to_numpy().astype(f"{kind}[s]").astype(np.int64)
+    # nanoseconds, and their differences, are of 64 bits
+    if max(abs(seconds).max(), np.ptp(seconds)) > 2**63 // 10**9 - 1:
+        raise ValueError(
+            f"column {name!r} reaches from {seen.min()} to {seen.max()}: dates must lie in 1678 to "
+            "2261, and within 292 years"
+        )
+    stamps = seen.to_numpy().astype(f"{kind}[ns]").astype(np.int64)
     origin = int(stamps.min())
     values[~gaps] = stamps - origin
     return Read("date", values, origin=origin)

@@ -7,6 +7,7 @@ the rest of their column is. A Parquet file keeps its schema.
 from __future__ import annotations
 
 import csv
+import gzip
 import re
 import warnings
 from collections import Counter
@@ -19,17 +20,17 @@ import numpy as np
 
 from fluvial.data.packages import extra
 from fluvial.data.tables import (
-    _COMMA,
-    _DATE,
-    _DELIMITERS,
-    _MISSING,
+    COMMA,
+    DATE,
+    DELIMITERS,
+    MISSING,
     SUFFIXES,
     Frame,
-    _evenness,
-    _is_number,
-    _start,
+    evenness,
+    is_number,
+    read_start,
 )
-from fluvial.tabular.miri.columns import MOST_CATEGORIES
+from fluvial.tabular.miri.columns import MOST_CATEGORIES, read_series
 from fluvial.training.files import atomic
 
 DATES = (
@@ -47,8 +48,10 @@ DATES = (
     "%m/%d/%Y %H:%M",
 )
 """How dates may be written; the first that reads a whole column is taken."""
-CODE = re.compile(r"[+-]?0\d+")
-"""Not a number but a code: it would lose its zeros."""
+CODE = re.compile(r"[+-]?0\d+|\+\d+")
+"""Not a number but a code: it would lose its zeros, or its plus."""
+LINES = 10_000
+"""Rows that are written at a time."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +94,7 @@ class TableFile:
         raw: the text frame, or the Arrow table.
         names: of all columns, in the file's order; those of ``frame`` among them.
         styles: by name.
-        options: of the text file: delimiter, encoding and so on.
+        options: of the text file: delimiter, encoding, columns in quotes and so on.
     """
 
     path: Path
@@ -130,18 +133,32 @@ class TableFile:
                 column = texts[name].astype(object)
                 column.iloc[gaps] = [style.write(value) for value in filled[name].iloc[gaps]]
                 texts[name] = column
-        options = self.options
-        with atomic(path) as temporary:
-            texts.to_csv(
-                temporary,
-                sep=options["delimiter"],
-                encoding=options["encoding"],
-                header=False if options["bare"] else options["header"],
-                index=False,
-                quoting=options["quoting"],
-                lineterminator=options["newline"],
-                compression="gzip" if self.suffix.endswith(".gz") else None,
+        delimiter, end = self.options["delimiter"], self.options["newline"]
+        special = (delimiter, '"', "\n", "\r")
+
+        def line(fields: Sequence[str], quotes: Sequence[bool]) -> str:
+            return end.join(
+                [
+                    delimiter.join(
+                        '"' + text.replace('"', '""') + '"'
+                        if quoted or any(mark in text for mark in special)
+                        else text
+                        for text, quoted in zip(fields, quotes, strict=True)
+                    ),
+                    "",
+                ]
             )
+
+        opened: Any = gzip.open if self.suffix.endswith(".gz") else open
+        with (
+            atomic(path) as temporary,
+            opened(temporary, "wt", encoding=self.options["encoding"], newline="") as file,
+        ):
+            if not self.options["bare"]:
+                file.write(line(self.options["header"], self.options["quoted"][0]))
+            for start in range(0, len(texts), LINES):
+                rows = texts.iloc[start : start + LINES].to_numpy(dtype=object).tolist()
+                file.writelines(line(row, self.options["quoted"][1]) for row in rows)
 
     def _write_parquet(self, path: Path, filled: Frame) -> None:
         import pyarrow as pa
@@ -158,7 +175,10 @@ class TableFile:
             plain = kind.value_type if pa.types.is_dictionary(kind) else kind
             values = [_arrow_value(value, plain) for value in filled[name][gaps]]
             column = table.column(at).cast(plain).combine_chunks()
-            column = pc.replace_with_mask(column, pa.array(gaps), pa.array(values, type=plain))
+            drawn = pa.array(values, type=plain)
+            if pa.types.is_duration(plain):  # of which pyarrow replaces none
+                column, drawn = column.cast(pa.int64()), drawn.cast(pa.int64())
+            column = pc.replace_with_mask(column, pa.array(gaps), drawn).cast(plain)
             if pa.types.is_dictionary(kind):
                 column = column.dictionary_encode().cast(kind)
             table = table.set_column(at, table.schema.field(at), column)
@@ -180,11 +200,16 @@ def _arrow_value(value: Any, kind: Any) -> Any:
     return value.item() if isinstance(value, np.generic) else value
 
 
-def read_file(path: Path) -> TableFile:
+def read_file(path: Path, *, missing: Sequence[str] | None = None) -> TableFile:
     """A table with gaps.
 
     Of a text file the encoding (UTF-8, UTF-16, else Windows-1252), the delimiter, decimal commas,
-    dates and texts that mean a gap ("", NA, N/A, NaN, null, None, ?, -, ...) are recognised.
+    dates and texts that mean a gap are recognised.
+
+    Args:
+        path: of the file.
+        missing: texts that mean a gap, beside empty fields, in a text file; by default
+            `fluvial.data.tables.MISSING`: NA, N/A, NaN, null, None, ?, - and so on.
 
     Raises:
         FileNotFoundError: there is no such file.
@@ -200,7 +225,7 @@ def read_file(path: Path) -> TableFile:
     if path.suffix.lower() in (".parquet", ".pq"):
         _read_parquet(table, pandas)
     else:
-        _read_text(table, pandas)
+        _read_text(table, pandas, MISSING if missing is None else ("", *missing))
     if not len(table.raw):
         raise ValueError(f"{path} has no rows")
     if not len(table.frame.columns):
@@ -234,18 +259,18 @@ def _read_parquet(table: TableFile, pandas: Any) -> None:
     table.frame = pandas.DataFrame(columns)
 
 
-def _read_text(table: TableFile, pandas: Any) -> None:
+def _read_text(table: TableFile, pandas: Any, missing: Sequence[str]) -> None:
     path, notes = table.path, table.notes
-    encoding, start = _start(path, notes)
+    encoding, start = read_start(path, notes)
     rows = {
         delimiter: [row for row in csv.reader(start, delimiter=delimiter, strict=False) if row]
-        for delimiter in _DELIMITERS
+        for delimiter in DELIMITERS
     }
-    delimiter = max(rows, key=lambda key: _evenness(rows[key]))
+    delimiter = max(rows, key=lambda key: evenness(rows[key]))
     if not rows[delimiter]:
         raise ValueError(f"{path} is empty")
     header = rows[delimiter][0]
-    bare = all(_is_number(name.strip().replace(",", ".")) for name in header)
+    bare = all(is_number(name.strip().replace(",", ".")) for name in header)
     table.names = [
         f"column {k + 1}" if bare or not name.strip() else name.strip()
         for k, name in enumerate(header)
@@ -283,7 +308,7 @@ def _read_text(table: TableFile, pandas: Any) -> None:
         "header": header,
         "bare": bare,
         "newline": "\r\n" if start[0].endswith("\r\n") else "\n",
-        "quoting": csv.QUOTE_ALL if start[0].lstrip("\ufeff")[:1] == '"' else csv.QUOTE_MINIMAL,
+        "quoted": _quoted(start, delimiter, len(header), bare),
     }
     if bare:
         notes.append("the first line holds numbers only and was read as a row, not as names")
@@ -293,7 +318,7 @@ def _read_text(table: TableFile, pandas: Any) -> None:
     columns = {}
     for name in table.names:
         text = table.raw[name].astype(object).str.strip()
-        gaps = text.isin(_MISSING)
+        gaps = text.isin(missing)
         found.update(text[gaps & (text != "")].tolist())
         series = _typed(text.mask(gaps), name, table, comma=delimiter != ",")
         if series is not None and _usable(series, name, table):
@@ -304,10 +329,20 @@ def _read_text(table: TableFile, pandas: Any) -> None:
         notes.append(f"read as gaps beside empty fields: {words}")
 
 
+def _quoted(
+    start: Sequence[str], delimiter: str, width: int, bare: bool
+) -> tuple[list[bool], list[bool]]:
+    """Which names, and which columns, stand in quotes, whether they need them or not."""
+    raw = list(csv.reader(start, delimiter=delimiter, quoting=csv.QUOTE_NONE))
+    names = [field.startswith('"') for field in raw[0]]
+    if len(names) != width:  # a name holds the delimiter
+        names = [names[0]] * width
+    rows = [row for row in raw[0 if bare else 1 :] if len(row) == width]
+    return names, [any(row[j].startswith('"') for row in rows) for j in range(width)]
+
+
 def _has_mark(path: Path) -> bool:
     if path.suffix.lower() == ".gz":
-        import gzip
-
         with gzip.open(path) as file:
             return bool(file.read(3) == b"\xef\xbb\xbf")
     with path.open("rb") as plain:
@@ -331,7 +366,7 @@ def _typed(text: Any, name: str, table: TableFile, *, comma: bool) -> Any:
     levels: Sequence[str] = [str(level) for level in seen.unique()]
     mark = "."
     written = text
-    if comma and any("," in one for one in levels) and all(map(_COMMA.fullmatch, levels)):
+    if comma and any("," in one for one in levels) and all(map(COMMA.fullmatch, levels)):
         mark, written = ",", text.str.replace(".", "", regex=False).str.replace(",", ".")
         table.notes.append(f"{name}: decimal commas")
     numbers = pandas.to_numeric(written, errors="coerce").astype(float)
@@ -341,14 +376,23 @@ def _typed(text: Any, name: str, table: TableFile, *, comma: bool) -> Any:
             return None
         table.styles[name] = Style("number", _decimals(levels, mark), mark)
         return numbers
-    if all(map(_DATE.fullmatch, levels)):
+    if all(map(DATE.fullmatch, levels)):
         dates = _read_dates(text, seen, levels, name, table)
         if dates is not None:
             return dates
         table.left[name] = f"dates of a form that is not known, {levels[0]}"
         return None
     table.styles[name] = Style("text")
-    return _as_texts(text, name, table)
+    texts = _as_texts(text, name, table)
+    odd = seen[numbers[seen.index].isna()]
+    if 0 < 2 * len(odd) < len(seen):
+        words = ", ".join(f"{word!r} ({count})" for word, count in Counter(odd).most_common(3))
+        reason = f"texts, for not all of it are numbers: {words}; what means a gap can be named"
+        if texts is None:
+            table.left[name] = reason
+        else:
+            table.notes.append(f"{name}: {reason}")
+    return texts
 
 
 def _decimals(levels: Sequence[str], mark: str) -> int | None:
@@ -370,7 +414,8 @@ def _read_dates(text: Any, seen: Any, levels: Sequence[str], name: str, table: T
     if not fits:
         return None
     table.styles[name] = Style("date", date=fits[0])
-    other = " (as month/day/year it could be read too)" if "%m/%d/%Y" in fits[1:] else ""
+    either = fits[0].startswith("%d/") and len(fits) > 1
+    other = " (as month/day/year it could be read too)" if either else ""
     table.notes.append(f"{name}: dates, read as {fits[0]}{other}")
     return pandas.to_datetime(text, format=fits[0])
 
@@ -389,6 +434,11 @@ def _usable(series: Any, name: str, table: TableFile) -> bool:
     values = series.to_numpy() if series.dtype.kind in "if" else None
     if series.isna().all():
         table.left[name] = "no value at all"
+        return False
+    try:
+        read_series(series, name)
+    except (TypeError, ValueError) as error:
+        table.left[name] = str(error).removeprefix(f"column {name!r} ")
         return False
     if values is not None and len(values) > 10:
         steps = values - np.arange(len(values))

@@ -202,7 +202,9 @@ class MIRIImputer(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
         noise = KeyedNoise(seed)
         x, seen = self._encoded(table)
         chains = settings.copies(len(x)) if table.gaps.any() or self.hide else 1
-        train, known, targets = x.repeat(chains, 1), seen.repeat(chains, 1), None
+        train, known, targets = x, seen, None
+        if chains > 1:  # one is the table itself: no second copy of it is held
+            train, known = x.repeat(chains, 1), seen.repeat(chains, 1)
         if self.hide:
             keep = noise.at(2).uniform(torch.empty(table.shape, dtype=torch.float32)) >= self.hide
             hidden = ~table.gaps & keep.numpy()
@@ -230,7 +232,7 @@ class MIRIImputer(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
         self.rows_ = len(train)
         self.donors_ = [_donors(table.column(j), noise.at(3)) for j in range(table.shape[1])]
         _warn_of(rounds)
-        return train[: len(x)], table
+        return train[: table.shape[0]], table
 
     def _settings(self) -> Rounds:
         if not 0 <= self.hide < 1:
@@ -498,7 +500,6 @@ class _Table:
     def __init__(self, kind: str, data: Any, gaps: np.ndarray, names: list[str]) -> None:
         self.kind, self.data, self.gaps, self.names = kind, data, gaps, names
         self.shape: tuple[int, int] = gaps.shape
-        self._read: list[np.ndarray] | None = None
 
     @classmethod
     def read(cls, owner: MIRIImputer, X: Any, mask: Any, *, reset: bool) -> _Table:
@@ -506,6 +507,9 @@ class _Table:
         if kind == "frame" and getattr(X, "ndim", 2) != 2:
             raise ValueError(f"X must be a table with rows and columns, got {type(X).__name__}")
         if kind == "frame":
+            if not X.columns.is_unique:
+                twice = X.columns[X.columns.duplicated()].unique().tolist()
+                raise ValueError(f"X must have column names that differ, got twice: {twice[:5]}")
             validate_data(owner, X, reset=reset, skip_check_array=True)
             if not len(X) or not X.shape[1]:
                 raise ValueError(
@@ -588,18 +592,25 @@ class _Table:
         return learn_column(name, values, kind or "numeric", bounds=bounds, clamp=clamp)
 
     def values_of(self, columns: Sequence[Column]) -> None:
-        """Read the columns as those that were fitted."""
+        """Read the columns as those that were fitted.
+
+        Raises:
+            TypeError: they were not numbers, and this is an array.
+        """
         self.columns = columns
-        if self.kind == "frame":
-            self._read = []
-            for j, column in enumerate(columns):
-                values = codes_of(self.data.iloc[:, j], column)
-                self._read.append(np.where(self.gaps[:, j], np.nan, values))
+        if self.kind != "frame":
+            for column in columns:
+                if column.kind == "date" or any(isinstance(c, str) for c in column.categories):
+                    raise TypeError(
+                        f"column {column.name!r} was {column.kind} in fitting: X must be a data "
+                        f"frame again, got {'a tensor' if self.kind == 'tensor' else 'an array'}"
+                    )
 
     def column(self, j: int) -> np.ndarray:
-        """(n,) numbers with NaN in the gaps."""
-        if self._read is not None:
-            return self._read[j]
+        """(n,) numbers with NaN in the gaps; read each time, so that no second table is held."""
+        if self.kind == "frame":
+            values = codes_of(self.data.iloc[:, j], self.columns[j])
+            return np.where(self.gaps[:, j], np.nan, values)
         values = np.where(self.gaps[:, j], np.nan, self.array[:, j].astype(np.float64))
         levels = self.columns[j].categories
         if not levels:
@@ -611,14 +622,11 @@ class _Table:
     def filled(self, values: Sequence[np.ndarray]) -> Any:
         """What came in, copied, with values in the gaps of every column."""
         if self.kind == "frame":
-            import pandas
-
-            parts = [
-                write_series(self.data.iloc[:, j], column, self.gaps[:, j], values[j])
-                for j, column in enumerate(self.columns)
-            ]
-            frame = pandas.concat(parts, axis=1)
-            frame.columns = self.data.columns
+            frame = self.data.copy()
+            for j, column in enumerate(self.columns):
+                if len(values[j]):
+                    series = write_series(self.data.iloc[:, j], column, self.gaps[:, j], values[j])
+                    frame.isetitem(j, series.array)
             return frame
         result = np.array(self.array, order="C")
         for j, column in enumerate(self.columns):

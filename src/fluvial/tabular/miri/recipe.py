@@ -29,6 +29,8 @@ from fluvial.training.run import FORMAT, read_settings
 
 SPREAD = 5
 """Fillings that the spread of draws is measured on."""
+SPREAD_ROWS = 10_000
+"""Rows with gaps whose spread is measured, at most: it costs as many fillings of theirs."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,8 @@ class Recipe:
         draws: what gaps are filled with is the mean of so many draws; 1 keeps the distribution
             right, 20 brings each value near its best guess.
         copies: further filled copies, independent draws, for multiple imputation.
+        missing: texts that mean a gap in a CSV file, beside empty fields; by default NA, N/A, n/a,
+            NaN, nan, null, NULL, None, <NA>, #N/A, ? and -.
         seed: of everything.
 
     Raises:
@@ -66,6 +70,7 @@ class Recipe:
     pairing: Literal["epoch", "round"] = "epoch"
     draws: int = 1
     copies: int = 0
+    missing: tuple[str, ...] | None = None
     seed: int = 0
 
     GROUPS: ClassVar[Mapping[str, str]] = {"method": "rounds", "filling": "draws"}
@@ -118,13 +123,13 @@ class Recipe:
         Raises:
             As `fluvial.tabular.miri.files.read_file`; ValueError if there is no gap to fill.
         """
-        table = read_file(Path(os.fspath(source)).expanduser())
+        table = read_file(Path(os.fspath(source)).expanduser(), missing=self.missing)
         if not table.frame.isna().any().any():
             why = "".join(f"; {name}: {reason}" for name, reason in table.left.items())
             raise ValueError(f"{table.path} has no gap that could be filled{why}")
         values = asdict(self)
         model = MIRIImputer(
-            **{k: v for k, v in values.items() if k not in ("copies", "seed")},
+            **{k: v for k, v in values.items() if k not in ("copies", "missing", "seed")},
             random_state=self.seed,
             progress=progress,
         )
@@ -187,7 +192,11 @@ class Job:
         read.values_of(model.columns_)
         again = _Table.read(model, filled, None, reset=False)
         again.values_of(model.columns_)
-        several = list(model._several(read, SPREAD))
+        some = np.flatnonzero(read.gaps.any(1))
+        some = some[:: -(-len(some) // SPREAD_ROWS)]
+        part = _Table.read(model, table.frame.iloc[some], None, reset=False)
+        part.values_of(model.columns_)
+        several = list(model._several(part, SPREAD))
         columns: list[Column] = model.columns_
         values = [read.column(j) for j in range(len(columns))]
         drawn = [again.column(j)[read.gaps[:, j]] for j in range(len(columns))]

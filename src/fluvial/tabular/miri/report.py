@@ -33,7 +33,8 @@ class ColumnReport:
             half the sum of the differences of the shares of categories; 0 to 1. Under MAR and MNAR
             the two are not to be equal.
         spread: how much several draws of one entry differ: their standard deviation over that of
-            the observed values, root mean square over the entries; of categories, the share of
+            the observed values, root mean square over entries (of at most 10,000 rows, evenly
+            spaced among those with gaps); of categories, the share of
             pairs of draws that differ. Near 0 the rest of the row says all; near 1 (of categories,
             the ``spread_of_none``) it says nothing.
         spread_of_none: what the spread is of draws from the observed values, whatever the row.
@@ -59,7 +60,7 @@ def column_report(
         column: what it is.
         values: (n,) with NaN in gaps, in the column's own numbers.
         drawn: (k,) what its gaps were filled with.
-        draws: (m, k) several fillings of them.
+        draws: (m, l) several fillings of some of them; l may be 0.
     """
     seen = values[~np.isnan(values)]
     seen = seen[seen >= 0] if column.categories else seen
@@ -77,7 +78,7 @@ def column_report(
         none = float(1 - (shares[0] ** 2).sum())
         pairs = [
             (draws[i] != draws[j]).mean() for i in range(len(draws)) for j in range(i)
-        ] if missing else []  # fmt: skip
+        ] if draws.shape[1] else []  # fmt: skip
         spread = float(np.mean(pairs)) if pairs else None
     else:
         scale, origin = _units(column)
@@ -99,7 +100,7 @@ def column_report(
         own = float(seen.std())
         none = 1.0
         spread = None
-        if missing and len(draws) > 1 and own > 0:
+        if draws.shape[1] and len(draws) > 1 and own > 0:
             spread = float(np.sqrt(draws.var(0, ddof=1).mean()) / own)
     return ColumnReport(
         column.name,
@@ -133,10 +134,10 @@ def assumptions(columns: Sequence[Column], rows: int, left: Mapping[str, str]) -
     few = [
         f"{one.name} ({one.observed} of {rows})"
         for one in columns
-        if one.observed < min(FEW, rows) or one.observed < 0.2 * rows
+        if one.observed < FEW or one.observed < 0.2 * rows
     ]
     if few:
-        result.append(f"Little is known of columns that are mostly missing: {', '.join(few)}.")
+        result.append(f"Little is known of columns with few values: {', '.join(few)}.")
     constant = [one.name for one in columns if one.constant]
     if constant:
         result.append(f"Columns of one value only were filled with it: {', '.join(constant)}.")
@@ -228,7 +229,10 @@ def draw_report(
             axis.set_xticks(range(len(shown)), [name[:10] for name in shown], fontsize=7)
         else:
             both = np.concatenate(list(parts.values()))
-            bins = np.histogram_bin_edges(both, bins=min(30, max(5, int(len(both) ** 0.5))))
+            low, high = float(both.min()), float(both.max())
+            if high - low <= 1e-9 * max(abs(low), abs(high)):  # too near for edges between them
+                low, high = low - 0.1 * (abs(low) or 1), high + 0.1 * (abs(high) or 1)
+            bins = np.linspace(low, high, min(30, max(5, int(len(both) ** 0.5))) + 1)
             if column.kind != "numeric" and np.ptp(both) <= 30:  # a bar a number, or a day
                 bins = np.arange(np.floor(both.min()), np.floor(both.max()) + 2) - 0.5
             if column.origin:
