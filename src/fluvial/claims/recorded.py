@@ -82,12 +82,15 @@ def _read(path: Path) -> Recorded:
         record = json.loads(path.read_text(encoding="utf-8"))
         if record["system"] != path.stem:
             raise ValueError(f"'system' is {record['system']!r}, need {path.stem!r}")
+        config = record["config"]
+        # a claim over splits of one pool has one seed
+        seeds = [config["seed"]] if "seed" in config else config["seeds"]
         return Recorded(
             system=record["system"],
             verdict=record["verdict"],
             claim=record["claim"],
             date=record["date"],
-            seeds=tuple(int(seed) for seed in record["config"]["seeds"]),
+            seeds=tuple(int(seed) for seed in seeds),
             figures=tuple(_figure(row) for row in record["comparisons"]),
         )
     except KeyError as error:
