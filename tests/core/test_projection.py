@@ -92,6 +92,10 @@ def test_the_circle_is_approached_as_newton_does():
     u, wanted = torch.tensor([[2.0, 0.0]], dtype=torch.float64), (1.25, 1.025, 1.00030488)
     for k, value in enumerate((*wanted, 1.00000005), 1):
         assert abs(float(gauss_newton(u, sphere(), steps=k)[0, 0]) - value) < 1e-8
+    state = u.clone()
+    for value in (*wanted, 1.00000005):  # along a ray a step from the first point is the same
+        state = sphere().system.step(state, u, torch.empty(1, 0, dtype=torch.float64), 0.0)
+        assert abs(float(state[0, 0]) - value) < 1e-7
     for method in ("sqp", "root"):
         assert (project(u, sphere(), method=method).u - u / 2).abs().max() < 1e-10
 
@@ -211,6 +215,95 @@ def test_values_that_differ_at_one_place_meet_in_the_middle():
     assert (found.residual - torch.tensor([1.0, -1.0])).abs().max() < 1e-12
 
 
+@pytest.mark.parametrize("known", [True, False])
+def test_equations_of_very_different_sizes(known: bool):
+    """Their order of magnitude is the user's units, and must not decide what is met."""
+    u, weights = draw(2, *SHAPE), 10.0 ** (-2 * torch.arange(5, dtype=torch.float64)[:, None])
+    a, b = draw(5, 30, tag="a"), draw(5, tag="b")
+    if known:
+        constraint = linear_equations(weights * a, weights[:, 0] * b, SHAPE)
+    else:
+        constraint = equations(lambda u: (u.flatten(1) @ a.T - b) * weights[:, 0], SHAPE)
+    found = project(u, constraint, tol=1e-20, strict=False)
+    wanted = u.flatten(1) - (u.flatten(1) @ a.T - b) @ torch.linalg.pinv(a).T
+    assert (found.u.flatten(1) - wanted).abs().max() < 1e-10
+
+
+def test_dependent_equations_are_counted():
+    a, u = draw(3, 30, tag="a"), draw(2, *SHAPE)
+    rows = torch.cat([a, a[:1] + a[1:2], torch.zeros(1, 30, dtype=a.dtype)])
+    sparse = linear_equations(rows, torch.zeros(5, dtype=a.dtype), SHAPE)
+    dense = equations(lambda v: v.flatten(1) @ rows.T, SHAPE)
+    pins = Constraint(SHAPE, [Pins(torch.tensor([0, 1, 1, 2, 1]), torch.zeros(5))])
+    for constraint, count in ((sparse, 2), (dense, 2), (pins, 2), (stack(pins, sparse), 4)):
+        assert constraint.dependent(u).tolist() == [count, count]
+        jacobian = torch.func.jacrev(lambda v, c=constraint: c.residual(v[None])[0])(u[0])
+        rank = int(torch.linalg.matrix_rank(jacobian.reshape(constraint.count, -1)))
+        assert constraint.count - count == rank
+    assert local().dependent(u).tolist() == local(False).dependent(u).tolist() == [0, 0]
+    # values that are known take away what an equation reads
+    index = torch.arange(15)
+    assert stack(Constraint(SHAPE, [Pins(index, u[0].flatten()[index])]), local()).dependent(
+        u
+    ).tolist() == [5, 5]
+
+
+def test_an_event_at_which_h_is_not_finite_stays(monkeypatch: pytest.MonkeyPatch):
+    u = draw(3, *SHAPE).abs()
+    u[1, 0, 0] = -1.0
+
+    def roots(v: Tensor) -> Tensor:
+        return v[:, 0, :2].sqrt() - 0.3
+
+    for pattern in (None, window_pattern([[0], [1]])):
+        for dense in (512, 1):
+            monkeypatch.setattr("fluvial.core.steering.projection.DENSE", dense)
+            law = equations(roots, SHAPE, pattern=pattern)
+            moved = gauss_newton(u, law)
+            assert torch.equal(moved[1], u[1]) and bool(moved.isfinite().all())
+            found = project(u, law, strict=False)
+            assert found.converged.tolist() == [True, False, True]
+            assert torch.equal(found.u[1], u[1])
+            with pytest.raises(ValueError, match="h is not finite there"):
+                project(u, law)
+
+
+def test_a_failure_says_why():
+    u = draw(20, *SHAPE)
+    size = equations(lambda v: 1e9 * (v.sin().sum(2) - 0.3), SHAPE)  # in steps of 6e-8
+    with pytest.raises(ValueError, match="that is the rounding of these equations"):
+        project(u, size)
+    u = u[:1]
+    with pytest.raises(ValueError, match="contradict each other there .1 depend"):
+        project(u, linear_equations(torch.ones(2, 30), torch.tensor([0.0, 1.0]), SHAPE))
+    law = equations(lambda v: v.square().flatten(1).sum(1, keepdim=True) + 1, SHAPE)
+    with pytest.raises(ValueError, match="no solution was found near u"):
+        project(draw(1, *SHAPE), law)
+
+
+def test_dense_jacobians_of_a_large_batch_are_held_in_parts(monkeypatch: pytest.MonkeyPatch):
+    u, law = draw(5, *SHAPE), stack(values(5), local(False))
+    whole = gauss_newton(u, law)
+    monkeypatch.setattr("fluvial.core.steering.projection.CHUNK", 2 * 30 * law.rows[0].count)
+    assert (gauss_newton(u, law) - whole).abs().max() < 1e-13
+
+
+def test_a_pattern_may_name_an_entry_twice():
+    u = draw(2, *SHAPE)
+    pattern = local().rows[0].pattern
+    again = equations(neighbours, SHAPE, pattern=torch.cat([pattern, pattern[:, ::2]], 1))
+    assert (gauss_newton(u, again) - gauss_newton(u, local())).abs().max() < 1e-13
+    assert gauss_newton(u[:0], again).shape == (0, *SHAPE)
+
+
+def test_colours_go_one_by_one_where_events_are_large(monkeypatch: pytest.MonkeyPatch):
+    u, law = draw(3, *SHAPE), stack(values(3), local())
+    whole = gauss_newton(u, law)
+    for most in (1, 30 * 3 * 2):  # one at a time, and two
+        monkeypatch.setattr("fluvial.core.steering.projection.ONE_PASS", most)
+        assert (gauss_newton(u, law) - whole).abs().max() < 1e-13
+
+
 # What the user receives
 
 
@@ -275,6 +368,27 @@ def test_steerings_work_with_any_sampler():
             ValueError,
             "pattern",
         ),
+        (
+            lambda: equations(
+                lambda u: u[:, :1] * u[:, 2:], (3,), pattern=torch.tensor([[0], [0]])
+            ),
+            ValueError,
+            "lacks coordinates that its equations read, such as 2",
+        ),
+        (
+            lambda: equations(lambda u: u.square().sum(1, keepdim=True), (3,), linear=True),
+            ValueError,
+            "not linear",
+        ),
+        (lambda: equations(lambda u: u - u.mean(), (3,)), ValueError, "mixes the events"),
+        (lambda: equations(lambda u: u.sum().reshape(1, 1), (3,)), ValueError, "for a batch of 3"),
+        (
+            lambda: equations(lambda u: u @ torch.ones(3, 1), (3,)),
+            ValueError,
+            r"fails on a float64 batch of shape \(3, 3\)",
+        ),
+        (lambda: equations(lambda u: u[:, :1], 3), TypeError, "shape must be a tuple"),
+        (lambda: Constraint((3, 0)), ValueError, "sides of at least 1"),
         (lambda: stack(sphere(2), sphere(3)), ValueError, "one shape"),
         (lambda: linear_equations(torch.ones(1, 4), torch.ones(1), (3,)), ValueError, "matrix"),
         (lambda: project(draw(2, 3), sphere(2)), ValueError, r"events of \(2,\), got \(3,\)"),

@@ -264,6 +264,19 @@ def test_rows_depend_on_their_own_noise_only():
             "9 entries",
         ),
         (lambda: burgers_local(GRID, DX, DX, 32), ValueError, r"\[1, 31\]"),
+        (lambda: mass((9,), 0.1), ValueError, r"\(\*space, n_t\) with two saves or more, .*\(9,\)"),
+        (lambda: mass((9, 1), 0.1), ValueError, "two saves"),
+        (lambda: initial_condition(torch.tensor(0.0), (9,)), ValueError, r"\(\*space, n_t\)"),
+        (
+            lambda: conservation((4, 4), 0.1, 0.1, source=lambda u: u[:, 0]),
+            ValueError,
+            "source must return",
+        ),
+        (
+            lambda: conservation((4, 4), 0.1, 0.1, flux=lambda u: (u[:, 0], u[:, 0, :1])),
+            ValueError,
+            "flux must return two of",
+        ),
         (lambda: reaction_diffusion_mass((4, 9), 0.1, 0.1), ValueError, "five points"),
         (
             lambda: conservation((4, 4, 4), 0.1, 0.1, flux=lambda u: (u, u)),

@@ -38,8 +38,12 @@ def initial_condition(values: Tensor, shape: Sequence[int]) -> Constraint:
         shape: of an event, (*space, n_t).
 
     Raises:
-        ValueError: values of another shape.
+        ValueError: values of another shape, or a shape without space and time.
     """
+    if len(shape) < 2:
+        raise ValueError(
+            f"shape must be (*space, n_t), got {tuple(shape)}; `dirichlet` sets values anywhere"
+        )
     space = tuple(shape[:-1])
     if tuple(values.shape[-len(space) :]) != space or values.ndim > len(space) + 1:
         raise ValueError(f"values must be {space} or (rows, *{space}), got {tuple(values.shape)}")
@@ -114,7 +118,16 @@ def conservation(
             of x at the two ends; none by default.
         source: u to (batch, *space, n_t), pointwise.
         linear: whether flux and source are.
+
+    Raises:
+        ValueError: a shape without an axis of space and two saves, or of more than one axis of
+            space where there is a flux; a source or flux of another shape.
     """
+    if len(shape) < 2 or shape[-1] < 2:
+        raise ValueError(
+            "shape must be (*space, n_t) with two saves or more, as a balance is of masses in "
+            f"time, got {tuple(shape)}; `equations` makes a law of fields without time"
+        )
     steps = shape[-1]
     flat = _flat(shape).reshape(-1, steps)
     if flux is not None and len(shape) != 2:
@@ -125,9 +138,17 @@ def conservation(
         gain = dx * flatter.sum(1).diff(dim=1)
         rate = torch.zeros_like(flatter[:, 0])
         if source is not None:
-            rate = rate + dx * source(u).flatten(1, -2).sum(1)
+            gained = source(u)
+            if gained.shape != u.shape:
+                raise ValueError(f"source must return {tuple(u.shape)}, got {tuple(gained.shape)}")
+            rate = rate + dx * gained.flatten(1, -2).sum(1)
         if flux is not None:
             left, right = flux(u)
+            if not left.shape == right.shape == rate.shape:
+                raise ValueError(
+                    f"flux must return two of {tuple(rate.shape)}, got {tuple(left.shape)} and "
+                    f"{tuple(right.shape)}"
+                )
             rate = rate + left - right
         if source is None and flux is None:
             return gain

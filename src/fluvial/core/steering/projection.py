@@ -18,8 +18,10 @@ either is the same.
 
 Without damping the inverse is the pseudo-inverse: dependent equations do no harm, and of equations
 that contradict each other the step goes to the least-squares solution. (The matrix is factored with
-a shift of 1e-11 of its largest diagonal entry, which is removed by refinement.) All is computed in
-double precision.
+a shift of 1e-11 of its largest diagonal entry, which is removed by refinement; equations whose
+gradients differ by more than a factor of 1,000 are brought to one length before, and then it is of
+the equations so scaled that the squares are least.) All is computed in double precision. An event
+at which h or its derivative is not finite stays where it is.
 """
 
 from __future__ import annotations
@@ -47,6 +49,14 @@ COLOURS = 62
 """Rows that need more colours are treated as if their pattern were not known."""
 SHIFT = 1e-11
 """Of the factored matrix, as a share of its largest diagonal entry, where there is no damping."""
+UNEVEN = 1e6
+"""Between diagonal entries of J J^T: from there on equations are scaled."""
+DEPENDENT = 1e-8
+"""A pivot below this, of J J^T with a diagonal of 1, is of an equation that depends on others."""
+ONE_PASS = 2**16
+"""Coordinates of all events and colours that go through a function together."""
+CHUNK = 2**26
+"""Entries of the dense Jacobians that are held at once."""
 REFINEMENTS, ROUNDS = 30, 5
 HALVINGS = 12
 """Of a step of Gauss and Newton's method, in search of a smaller residual."""
@@ -81,7 +91,7 @@ class Rows:
     """Equations given by a differentiable function.
 
     Args:
-        function: (batch, *shape) to (batch, count); each event on its own.
+        function: (batch, *shape) to (batch, count), in double precision; each event on its own.
         count: equations.
         pattern: (2, nnz) int64, equation and flat coordinate of every entry of the Jacobian that
             may differ from 0; None where that is not known.
@@ -100,8 +110,8 @@ class Rows:
     name: str = "equations"
 
     def residual(self, u: Tensor) -> Tensor:
-        h = self.function(u)
-        return h.cumsum(1) if self.cumulative else h
+        h = self.function(u.double())
+        return (h.cumsum(1) if self.cumulative else h).to(u.dtype)
 
     @cached_property
     def colours(self) -> np.ndarray | None:
@@ -136,13 +146,14 @@ class Constraint:
 
     Raises:
         ValueError: an index or a pattern outside the event, values of another number or not finite,
-            a function of another shape, one that cannot be differentiated, or more equations than
-            coordinates.
-        TypeError: an index that is not int64.
+            a function that fails, that returns another shape, that mixes the events of a batch,
+            that is not linear where it was said to be or cannot be differentiated, or more
+            equations than coordinates.
+        TypeError: a shape that is none, an index that is not int64.
     """
 
     def __init__(self, shape: Sequence[int], parts: Sequence[Part] = ()) -> None:
-        self.shape = tuple(int(side) for side in shape)
+        self.shape = _shape(shape)
         self.parts = tuple(parts)
         self.size = math.prod(self.shape)
         self.count = sum(part.count for part in self.parts)
@@ -176,16 +187,25 @@ class Constraint:
                     f"pattern of {part.name} must lie in {part.count} equations and {self.size} "
                     f"coordinates, got {top}"
                 )
+        u = _probes(self.shape)
         with torch.enable_grad():
-            u = torch.full((1, *self.shape), 0.5, dtype=torch.float64, requires_grad=True)
-            h = part.function(u)
-        if tuple(h.shape) != (1, part.count):
+            h = _called(part.function, u.requires_grad_(), part.name)
+            one = _called(part.function, u[:1], part.name)
+        if tuple(h.shape) != (3, part.count) or tuple(one.shape) != (1, part.count):
             raise ValueError(
                 f"function of {part.name} must return (batch, {part.count}), got {tuple(h.shape)} "
-                "for a batch of 1"
+                "for a batch of 3"
             )
         if part.count and not h.requires_grad:
             raise ValueError(f"function of {part.name} cannot be differentiated by torch")
+        size = 1e-9 * (1 + float(h.detach().nan_to_num(0, 0, 0).abs().amax()) if h.numel() else 0.0)
+        if not torch.allclose(h[:1], one, rtol=1e-6, atol=size, equal_nan=True):
+            raise ValueError(
+                f"function of {part.name} mixes the events of a batch: h of the first of three is "
+                "not what it is alone"
+            )
+        if part.linear and not torch.allclose(h[0] + h[1], 2 * h[2], rtol=1e-6, atol=size):
+            raise ValueError(f"function of {part.name} is not linear, as linear=True says")
 
     def residual(self, u: Tensor) -> Tensor:
         """h(u), (batch, count), part by part; in the dtype of ``u``.
@@ -208,13 +228,16 @@ class Constraint:
 
     def take(self, rows: Tensor) -> Constraint:
         """The constraint of some events of a batch."""
-        return self._with_pins(
-            lambda pins: (
-                replace(pins, values=pins.values[rows])
-                if pins.values.ndim == 2 and len(pins.values) > 1
-                else pins
-            )
+        taken = self._with(
+            [
+                replace(part, values=part.values[rows])
+                if isinstance(part, Pins) and part.values.ndim == 2 and len(part.values) > 1
+                else part
+                for part in self.parts
+            ]
         )
+        taken.__dict__["system"] = self.system  # it knows the pins' places, not their values
+        return taken
 
     def rescaled(self, offset: float, scale: float) -> Constraint:
         """The constraint on z of ``u = offset + scale z``."""
@@ -224,15 +247,31 @@ class Constraint:
 
         if (offset, scale) == (0.0, 1.0):
             return self
-        return Constraint(
-            self.shape,
-            [
-                replace(part, values=(part.values.double() - offset) / scale)
-                if isinstance(part, Pins)
-                else replace(part, function=inner(part.function))
-                for part in self.parts
-            ],
-        )
+        parts: list[Part] = []
+        for part in self.parts:
+            if isinstance(part, Pins):
+                parts.append(replace(part, values=(part.values.double() - offset) / scale))
+            else:
+                other = replace(part, function=inner(part.function))
+                other.__dict__["colours"] = part.colours  # the pattern's, which is the same
+                parts.append(other)
+        return self._with(parts)
+
+    def dependent(self, u: Tensor) -> Tensor:
+        """(batch,) how many equations depend on others at ``u``, to first order.
+
+        Their gradients are combinations of those of others, to 1e-4 of their length; or they have
+        no gradient. Consistent ones do no harm; those that contradict others leave a residual. The
+        rank of J is ``count`` less this.
+
+        Raises:
+            ValueError: events of another shape, or so many equations without a pattern that there
+                is no Jacobian.
+        """
+        state = _start(u, self)
+        pinned = [part.count for part in self.parts if isinstance(part, Pins)]
+        twice = sum(pinned) - len(self.pinned[0])
+        return self.system.dependent(state) + twice
 
     @property
     def rows(self) -> tuple[Rows, ...]:
@@ -270,11 +309,11 @@ class Constraint:
             return _Dense(self)
         return _Free(self)
 
-    def _with_pins(self, change: Callable[[Pins], Pins]) -> Constraint:
+    def _with(self, parts: Sequence[Part]) -> Constraint:
+        """As many equations of the same places, which need no check."""
         changed = Constraint.__new__(Constraint)
         changed.shape, changed.size, changed.count = self.shape, self.size, self.count
-        changed.parts = tuple(change(p) if isinstance(p, Pins) else p for p in self.parts)
-        changed.__dict__["system"] = self.system  # it knows the pins' places, not their values
+        changed.parts = tuple(parts)
         return changed
 
     def _check_event(self, u: Tensor) -> None:
@@ -282,6 +321,38 @@ class Constraint:
             raise ValueError(
                 f"the constraint is for events of {self.shape}, got {tuple(u.shape[1:])}"
             )
+
+
+def _shape(shape: Sequence[int]) -> tuple[int, ...]:
+    try:
+        found = tuple(int(side) for side in shape)
+    except TypeError as error:
+        raise TypeError(f"shape must be a tuple of whole numbers, got {shape!r}") from error
+    if min(found, default=1) < 1:
+        raise ValueError(f"shape must have sides of at least 1, got {found}")
+    return found
+
+
+def _probes(shape: tuple[int, ...]) -> Tensor:
+    """Three events to try a function on, with values in [.3, .6], the third between the others."""
+    u = torch.full((math.prod(shape),), 0.5, dtype=torch.float64)
+    v = torch.linspace(0.3, 0.6, len(u), dtype=torch.float64)
+    return torch.stack([u, v, (u + v) / 2]).reshape(3, *shape)
+
+
+def _called(function: Callable[[Tensor], Tensor], u: Tensor, name: str) -> Tensor:
+    try:
+        h = function(u)
+    except Exception as error:
+        raise ValueError(
+            f"function of {name} fails on a float64 batch of shape {tuple(u.shape)}: {error}"
+        ) from error
+    if not isinstance(h, Tensor) or h.ndim != 2 or len(h) != len(u):
+        got = tuple(h.shape) if isinstance(h, Tensor) else type(h).__name__
+        raise ValueError(
+            f"function of {name} must return (batch, m), got {got} for a batch of {len(u)}"
+        )
+    return h
 
 
 def stack(*constraints: Constraint) -> Constraint:
@@ -307,19 +378,53 @@ def equations(
     """Any differentiable equations of the user: ``function`` takes (batch, *shape) to (batch, m).
 
     Args:
-        function: acts on each event on its own.
+        function: acts on each event on its own, in double precision whatever the dtype of samples.
         shape: of an event.
         pattern, linear, name: see `Rows`. `window_pattern` and a sparse matrix's indices are
             patterns.
 
     Raises:
-        ValueError: as `Constraint`.
+        ValueError: as `Constraint`; a pattern without a coordinate that an equation reads.
+        TypeError: a shape that is none.
     """
+    u = _probes(_shape(shape))
     with torch.no_grad():
-        h = function(torch.full((1, *shape), 0.5, dtype=torch.float64))
-    if not isinstance(h, Tensor) or h.ndim != 2 or len(h) != 1:
-        raise ValueError(f"function must return (batch, m), got {getattr(h, 'shape', type(h))}")
-    return Constraint(shape, [Rows(function, h.shape[1], pattern, linear, False, name)])
+        h = _called(function, u, name)
+    if pattern is not None:
+        pattern = torch.unique(pattern, dim=1)  # entries given twice would count twice
+    part = Rows(function, h.shape[1], pattern, linear, False, name)
+    constraint = Constraint(shape, [part])
+    if pattern is not None and part.colours is not None and part.count:
+        missed = _missed(part, u[1:2])
+        if missed is not None:
+            raise ValueError(
+                f"pattern of {name} lacks coordinates that its equations read, such as "
+                f"{missed} (flat index)"
+            )
+    return constraint
+
+
+def _missed(part: Rows, u: Tensor) -> int | None:
+    """A coordinate at which J^T w by the colours is not J^T w."""
+    pattern, colours = cast(Tensor, part.pattern).cpu(), torch.from_numpy(part.colours)
+    row, column = pattern
+    weight = 1 + torch.arange(part.count, dtype=u.dtype).sin() / 2
+    with torch.enable_grad():
+        leaf = u.detach().requires_grad_()
+        h = part.function(leaf)
+
+    def back(w: Tensor) -> Tensor:
+        return torch.autograd.grad(h, leaf, w[None], retain_graph=True)[0].reshape(-1)
+
+    wanted = back(weight)
+    found = torch.zeros_like(wanted)
+    for colour in range(int(colours.max()) + 1):
+        here = colours[row] == colour
+        gradient = back((colours == colour).to(u))
+        found.index_add_(0, column[here], weight[row[here]] * gradient[column[here]])
+    error = (found - wanted).abs()  # at a point where h has no derivative it says nothing
+    worst = int(error.nan_to_num(0, 0, 0).argmax())
+    return worst if float(error[worst]) > 1e-8 * float(wanted.abs().max()) else None
 
 
 def linear_equations(matrix: Tensor, offset: Tensor, shape: Sequence[int]) -> Constraint:
@@ -373,15 +478,20 @@ class _System:
         moved = base.clone()
         index = self.index.to(u.device)
         moved[:, index] = values.to(u)
-        if self.rows:
+        if self.rows and len(u):
             gap = base - u
             gap[:, index] = values.to(u) - u[:, index]
             moved = moved - self.correction(u, gap, damp)
         return moved
 
     def correction(self, u: Tensor, gap: Tensor, damp: float) -> Tensor:
-        """J_f^T (J_f J_f^T + damp I)^-1 [h(u) + J gap], 0 at the pins."""
+        """J_f^T (J_f J_f^T + damp I)^-1 [h(u) + J gap], 0 at the pins, and 0 for an event at which
+        h or J is not finite."""
         raise NotImplementedError
+
+    def dependent(self, u: Tensor) -> Tensor:
+        """(batch,) equations whose rows of J_f depend on others."""
+        return torch.zeros(len(u), dtype=torch.int64)
 
     def _graph(self, u: Tensor) -> tuple[Tensor, list[Tensor]]:
         """(leaf, h of each `Rows`) for differentiation."""
@@ -394,117 +504,169 @@ class _Sparse(_System):
 
     def __init__(self, constraint: Constraint) -> None:
         super().__init__(constraint)
-        rows, columns, self.gather = [], [], []
+        rows, columns, counts = [], [], []
+        self.weights: list[Tensor] = []  # of each part: (colours, equations), 1 for those of one
         start = 0
         for part in self.rows:
             row, column = cast(Tensor, part.pattern).cpu().numpy()
             colours = cast(np.ndarray, part.colours)
-            groups = []
-            for colour in range(int(colours.max(initial=-1)) + 1):
+            groups = range(int(colours.max(initial=-1)) + 1)
+            weights = torch.from_numpy(colours == np.arange(len(groups))[:, None])
+            self.weights.append(weights.double())
+            for colour in groups:
                 entries = np.flatnonzero(colours[row] == colour)
-                weight = torch.from_numpy((colours == colour).astype(np.float64))
-                groups.append((weight, torch.from_numpy(column[entries])))
                 rows.append(row[entries] + start)
                 columns.append(column[entries])
-            self.gather.append(groups)
+                counts.append(len(entries))
             start += part.count
         self.count = start
         row, column = np.concatenate(rows), np.concatenate(columns)
         order = np.lexsort((column, row))
-        self.order, self.row, self.column = order, row[order], column[order]
+        self.row, self.column = row[order], column[order]
+        # where the entries of each colour are, in the event and among all
+        ends = np.cumsum(counts)[:-1]
+        places = np.split(order.argsort(), ends)
+        self.gather = list(zip(np.split(column, ends), places, strict=True))
         self.indptr = np.concatenate([[0], np.cumsum(np.bincount(row, minlength=start))])
+        self.kept = self.free.numpy()[self.column].astype(np.float64)  # entries not at the pins
+        self.layout: tuple[int, np.ndarray, np.ndarray] | None = None
         self.permutation: np.ndarray | None = None
         self.constant: np.ndarray | None = None
         self.factors: dict[float, Any] = {}
 
     def correction(self, u: Tensor, gap: Tensor, damp: float) -> Tensor:
-        with torch.enable_grad():
-            leaf, h = self._graph(u)
-            if self.linear:
-                if self.constant is None:
-                    self.constant = self._values(leaf, h)[:1]
-                values = self.constant
-            else:
-                values = self._values(leaf, h)
-        right = torch.cat(h, 1).detach().cpu().numpy()
-        jacobian = self._matrix(values)
-        batch = len(right)
+        right, values = self._linearised(u)
+        batch, flat_gap = len(right), gap.cpu().numpy()
         if self.linear:
-            right = right + (jacobian @ gap.cpu().numpy().T).T
-            inner = self._freed(jacobian, 1)
+            right = right + (self._matrix(values) @ flat_gap.T).T
+            right[~np.isfinite(right).all(1)] = 0
+            inner = self._matrix(values * self.kept)
             if damp not in self.factors:
                 self.factors[damp] = self._factor(inner, damp, 1)
             solution = self.factors[damp](right.T)
             moved = np.ascontiguousarray((inner.T @ solution).T)
         else:
-            flat = right.reshape(-1) + jacobian @ gap.cpu().numpy().reshape(-1)
-            inner = self._freed(jacobian, batch)
+            bad = ~(np.isfinite(right).all(1) & np.isfinite(values).all(1))
+            if bad.any():
+                right, values = right.copy(), values.copy()
+                right[bad] = values[bad] = 0
+            flat = right.reshape(-1) + self._matrix(values) @ flat_gap.reshape(-1)
+            inner = self._matrix(values * self.kept)
             solve = self._factor(inner, damp, batch)
             moved = (inner.T @ solve(flat)).reshape(batch, self.size)
         return torch.from_numpy(moved).to(u)
+
+    def dependent(self, u: Tensor) -> Tensor:
+        values = np.nan_to_num(self._linearised(u)[1], nan=0.0, posinf=0.0, neginf=0.0)
+        found = []
+        for one in values * self.kept:
+            inner = self._matrix(one[None])
+            square = inner @ inner.T
+            lengths = np.sqrt(square.diagonal())
+            scale = np.divide(1.0, lengths, out=np.zeros_like(lengths), where=lengths > 0)
+            square = sparse.diags(scale) @ square @ sparse.diags(scale)
+            factor = _factored(square + SHIFT * sparse.identity(self.count), "MMD_AT_PLUS_A")
+            found.append(int((abs(factor.U.diagonal()) < DEPENDENT).sum()))
+        return torch.tensor(found).expand(len(u))
+
+    def _linearised(self, u: Tensor) -> tuple[np.ndarray, np.ndarray]:
+        """(h, entries of J), (batch, count) and (batch, nnz); one row of entries of linear ones."""
+        event = u.detach().reshape(-1, *self.shape)
+        if self.linear and self.constant is not None:
+            now = torch.cat([part.function(event) for part in self.rows], 1)
+            return now.detach().cpu().numpy(), self.constant
+        found, values = [], np.empty((len(u), len(self.column)))
+        places = iter(self.gather)
+        for part, weights in zip(self.rows, self.weights, strict=True):
+            # few colours of small events in one pass, as the events of a batch; else one by one
+            several = max(1, min(len(weights), ONE_PASS // u.numel()))
+            with torch.enable_grad():
+                leaf = event.repeat(several, *[1] * len(self.shape)).requires_grad_()
+                h = part.function(leaf)
+            found.append(h.detach()[: len(u)].cpu().numpy())
+            for some in weights.split(several) if len(weights) else ():
+                weight = torch.zeros_like(h).reshape(several, len(u), -1)
+                weight[: len(some)] = some.to(h)[:, None]
+                (back,) = torch.autograd.grad(h, leaf, weight.reshape(h.shape), retain_graph=True)
+                rows = back.reshape(several, len(u), -1).cpu().numpy()
+                for gradient in rows[: len(some)]:
+                    column, place = next(places)
+                    values[:, place] = gradient[:, column]
+        if self.linear:
+            self.constant = values = values[:1]
+        return np.concatenate(found, 1), values
 
     @cached_property
     def linear(self) -> bool:
         return all(part.linear for part in self.rows)
 
-    def _values(self, leaf: Tensor, h: Sequence[Tensor]) -> np.ndarray:
-        """(batch, nnz) entries of the Jacobian, in the order of the sparse matrix."""
-        found = []
-        for one, groups in zip(h, self.gather, strict=True):
-            for weight, column in groups:
-                cotangent = weight.to(leaf).expand_as(one)
-                (gradient,) = torch.autograd.grad(one, leaf, cotangent, retain_graph=True)
-                found.append(gradient.flatten(1)[:, column.to(leaf.device)])
-        return torch.cat(found, 1).cpu().numpy()[:, self.order]
-
     def _matrix(self, values: np.ndarray) -> Any:
         """The Jacobians as the blocks of one sparse matrix."""
         batch, entries = values.shape
-        columns = (self.column + self.size * np.arange(batch)[:, None]).reshape(-1)
-        pointer = self.indptr[:-1] + entries * np.arange(batch)[:, None]
-        pointer = np.append(pointer.reshape(-1), batch * entries)
         shape = (batch * self.count, batch * self.size)
+        if self.layout is None or self.layout[0] != batch:
+            kind = np.int32 if max(*shape, batch * entries) < 2**31 else np.int64
+            columns = self.column + self.size * np.arange(batch)[:, None]
+            pointer = self.indptr[:-1] + entries * np.arange(batch)[:, None]
+            pointer = np.append(pointer.reshape(-1), batch * entries)
+            self.layout = batch, columns.reshape(-1).astype(kind), pointer.astype(kind)
+        _, columns, pointer = self.layout
         return sparse.csr_matrix((values.reshape(-1), columns, pointer), shape=shape)
-
-    def _freed(self, jacobian: Any, batch: int) -> Any:
-        """Without the entries at the pins, which become 0."""
-        free = np.tile(self.free.numpy()[self.column], batch)
-        return sparse.csr_matrix(
-            (jacobian.data * free, jacobian.indices, jacobian.indptr), shape=jacobian.shape
-        )
 
     def _factor(self, inner: Any, damp: float, batch: int) -> Callable[[np.ndarray], np.ndarray]:
         """A solver of J J^T + damp, as a pseudo-inverse where there is no damping."""
         square = (inner @ inner.T).tocsr()
-        shift = damp or SHIFT * max(float(square.diagonal().max()), 1e-300)
+        diagonal = square.diagonal().reshape(batch, self.count)
+        scale = None if damp else _scales(torch.from_numpy(diagonal))
+        if scale is not None:
+            diagonal = diagonal * scale.numpy() ** 2
+            by = sparse.diags(scale.numpy().reshape(-1))
+            square = (by @ square @ by).tocsr()
+        # each event its own, so that it does not depend on the batch
+        shift = damp or SHIFT * diagonal.max(1).clip(min=1e-300)
+        shifts = sparse.diags(np.broadcast_to(np.reshape(shift, (-1, 1)), diagonal.shape).ravel())
+        shifted = (square + shifts).tocsr()
         if self.permutation is None:
-            block = square[: self.count, : self.count] + shift * sparse.identity(self.count)
-            self.permutation = splu(
-                block.tocsc(),
-                permc_spec="MMD_AT_PLUS_A",
-                diag_pivot_thresh=0.0,
-                options={"SymmetricMode": True},
-            ).perm_c.argsort()
+            block = shifted[: self.count, : self.count]
+            self.permutation = _factored(block, "MMD_AT_PLUS_A").perm_c.argsort()
         order = self.permutation + self.count * np.arange(batch)[:, None]
         order = order.reshape(-1)
-        shifted = (square + shift * sparse.identity(square.shape[0], format="csr"))[order][:, order]
-        factor = splu(
-            shifted.tocsc(),
-            permc_spec="NATURAL",
-            diag_pivot_thresh=0.0,
-            options={"SymmetricMode": True},
-        )
+        factor = _factored(shifted[order][:, order], "NATURAL")
         back = order.argsort()
 
         def solve(right: np.ndarray) -> np.ndarray:
-            return _refined(
+            if scale is not None:
+                right = by @ right
+            x = _refined(
                 lambda r: factor.solve(np.ascontiguousarray(r[order]))[back],
                 lambda x: square @ x,
                 right,
                 damp,
             )
+            return x if scale is None else by @ x
 
         return solve
+
+
+def _factored(square: Any, order: str) -> Any:
+    """Of a symmetric matrix in rows: its columns are the same."""
+    return splu(
+        square.tocsr().T,
+        permc_spec=order,
+        diag_pivot_thresh=0.0,
+        options={"SymmetricMode": True},
+    )
+
+
+def _scales(diagonal: Tensor) -> Tensor | None:
+    """(batch, count) factors that bring equations to one length; None where lengths are even."""
+    top = diagonal.amax(1, keepdim=True)
+    there = diagonal > 1e-20 * top
+    least = torch.where(there, diagonal, math.inf).amin(1, keepdim=True)
+    uneven = top > UNEVEN * least
+    if not bool(uneven.any()):
+        return None
+    return torch.where(there & uneven, diagonal.clamp(min=1e-300).rsqrt(), 1.0)
 
 
 def _refined(solve: Any, product: Any, right: Any, damp: float) -> Any:  # arrays or tensors
@@ -546,6 +708,44 @@ class _Dense(_System):
     """J row by row, for few equations of which nothing is known."""
 
     def correction(self, u: Tensor, gap: Tensor, damp: float) -> Tensor:
+        each = max(1, CHUNK // (self.size * sum(part.count for part in self.rows)))
+        parts = zip(u.split(each), gap.split(each), strict=True)
+        return torch.cat([self._corrected(here, way, damp) for here, way in parts])
+
+    def _corrected(self, u: Tensor, gap: Tensor, damp: float) -> Tensor:
+        h, jacobian = self._linearised(u)
+        fine = h.isfinite().all(1) & jacobian.isfinite().all(2).all(1)
+        h = torch.where(fine[:, None], h, 0.0)
+        jacobian = torch.where(fine[:, None, None], jacobian, 0.0)
+        right = h + (jacobian @ gap[..., None])[..., 0]
+        inner = jacobian * self.free.to(jacobian)
+        square = inner @ inner.mT
+        diagonal = square.diagonal(dim1=1, dim2=2)
+        scale = None if damp else _scales(diagonal)
+        if scale is not None:
+            inner, right = inner * scale[..., None], right * scale
+            square = square * scale[..., None] * scale[:, None]
+            diagonal = square.diagonal(dim1=1, dim2=2)
+        # each event its own, so that it does not depend on the batch
+        shift = damp or SHIFT * diagonal.amax(1).clamp(min=1e-300)[:, None, None]
+        eye = torch.eye(square.shape[1], dtype=u.dtype, device=u.device)
+        factor = torch.linalg.cholesky(square + shift * eye)
+        x = _refined(
+            lambda r: torch.cholesky_solve(r, factor), lambda y: square @ y, right[..., None], damp
+        )
+        return (inner.mT @ x)[..., 0]
+
+    def dependent(self, u: Tensor) -> Tensor:
+        found = []
+        for one in u.split(1):
+            inner = self._linearised(one)[1].nan_to_num(0, 0, 0) * self.free.to(one)
+            lengths = inner.norm(dim=2, keepdim=True)
+            inner = torch.where(lengths > 0, inner / lengths, 0.0)
+            found.append((torch.linalg.eigvalsh(inner @ inner.mT) < DEPENDENT).sum(1))
+        return torch.cat(found)
+
+    def _linearised(self, u: Tensor) -> tuple[Tensor, Tensor]:
+        """(h, J), (batch, count) and (batch, count, size)."""
         with torch.enable_grad():
             leaf, parts = self._graph(u)
             h = torch.cat(parts, 1)
@@ -553,19 +753,7 @@ class _Dense(_System):
                 torch.autograd.grad(h[:, k].sum(), leaf, retain_graph=True)[0].flatten(1)
                 for k in range(h.shape[1])
             ]
-        jacobian = torch.stack(rows, 1)
-        right = h.detach() + (jacobian @ gap[..., None])[..., 0]
-        inner = jacobian * self.free.to(jacobian)
-        square = inner @ inner.mT
-        diagonal = square.diagonal(dim1=1, dim2=2)
-        # each event its own, so that it does not depend on the batch
-        shift = damp or SHIFT * diagonal.amax(1).clamp(min=1e-300)[:, None, None]
-        eye = torch.eye(len(rows), dtype=u.dtype, device=u.device)
-        factor = torch.linalg.cholesky(square + shift * eye)
-        x = _refined(
-            lambda r: torch.cholesky_solve(r, factor), lambda y: square @ y, right[..., None], damp
-        )
-        return (inner.mT @ x)[..., 0]
+        return h.detach(), torch.stack(rows, 1)
 
 
 class _Free(_System):
@@ -589,14 +777,22 @@ class _Free(_System):
             return g
 
         right = free * transposed(h.detach() + product(gap))
+        # of an event without a derivative: products with its J are left out, too
+        fine = right.isfinite().all(1, keepdim=True)
+        right = torch.where(fine, right, 0.0)
         with warnings.catch_warnings():  # the next step corrects what is left
             warnings.simplefilter("ignore", RuntimeWarning)
             return conjugate_gradients(
-                lambda d: free * transposed(product(free * d)) + damp * d,
+                lambda d: torch.where(fine, free * transposed(product(free * d)) + damp * d, 0.0),
                 right,
                 ITERATIONS,
                 TOLERANCE,
             )
+
+    def dependent(self, u: Tensor) -> Tensor:
+        raise ValueError(
+            f"there is no Jacobian of more than {DENSE} equations without a pattern; give one"
+        )
 
 
 # Use
@@ -696,10 +892,33 @@ def project(
         event = int(search.worst.argmax())
         raise ValueError(
             f"the projection did not reach tol={tol:g}: max |h| is {float(search.worst[event]):.3g}"
-            f" in event {event} after {search.iterations} steps; the equations contradict each "
-            "other there, or u is too far from them (strict=False returns the least-squares point)"
+            f" in event {event} after {search.iterations} steps; "
+            + _reason(search.best[[event]], constraint.take(torch.tensor([event])), search, event)
+            + " (strict=False returns the best point)"
         )
     return Projection(found, residual, search.iterations, search.done, nearest)
+
+
+def _reason(u: Tensor, constraint: Constraint, search: _Search, event: int) -> str:
+    """Why an event of a search did not converge."""
+    worst = float(search.worst[event])
+    if not math.isfinite(worst):
+        return "h is not finite there, from the start on: keep its function defined for every u"
+    shape = (-1, *constraint.shape)
+    with torch.no_grad():
+        # what h changes by where every value changes by a few of its last bits
+        signs = 1 - 2 * (torch.arange(u.shape[1], device=u.device) % 2).to(u)
+        nudged = u * (1 + 8 * torch.finfo(u.dtype).eps * signs)
+        moved = constraint.residual(nudged.reshape(shape)) - constraint.residual(u.reshape(shape))
+        rounding = float(moved.abs().max())
+    if worst <= 8 * rounding:
+        return "that is the rounding of these equations: divide them by their size, or raise tol"
+    if isinstance(constraint.system, _Free):
+        return "the equations contradict each other there, or u is too far from them"
+    count = int(constraint.dependent(u.reshape(shape)))
+    if count:
+        return f"the equations contradict each other there ({count} depend on others)"
+    return "no solution was found near u: it is too far from one, or there is none"
 
 
 class _Search:

@@ -12,6 +12,7 @@ from fluvial.physics.physics_constrained_flow.baselines import (
     GuidedEuler,
     ProjectedState,
     residual_loss,
+    steady_scales,
 )
 from fluvial.physics.physics_constrained_flow.exact import (
     EmpiricalDenoiser,
@@ -40,5 +41,6 @@ __all__ = [
     "relaxed",
     "residual_loss",
     "sample_under",
+    "steady_scales",
     "worst_residual",
 ]

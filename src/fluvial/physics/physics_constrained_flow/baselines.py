@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, cast
@@ -87,19 +88,24 @@ class GuidedEuler:
     Args:
         constraint: h.
         scale: eta; 200 in the paper's comparison, where the loss is over the batch too: there that
-            is 200 over the batch size.
+            is 200 over the batch size. Or one for each name, as DiffusionPDE has one for the
+            values and one for the residual: `steady_scales` makes such that do not overshoot.
 
     Raises:
-        ValueError: ``scale`` is not positive and finite.
+        ValueError: ``scale`` is not positive and finite, or not of the names of the equations.
 
     Citation: Huang et al., NeurIPS 2024, arXiv 2406.17763.
     """
 
     constraint: Constraint
-    scale: float = 200.0
+    scale: float | Mapping[str, float] = 200.0
 
     def __post_init__(self) -> None:
-        if not 0 < self.scale < math.inf:
+        names = {part.name for part in self.constraint.parts}
+        if isinstance(self.scale, Mapping) and set(self.scale) != names:
+            raise ValueError(f"scale must be of {sorted(names)}, got {sorted(self.scale)}")
+        scales = self.scale.values() if isinstance(self.scale, Mapping) else [self.scale]
+        if not all(0 < scale < math.inf for scale in scales):
             raise ValueError(f"scale must be positive and finite, got {self.scale}")
 
     def start(self, x: Tensor) -> None:
@@ -115,16 +121,56 @@ class GuidedEuler:
         with torch.enable_grad():
             leaf = x.detach().requires_grad_()
             clean, _ = ends("velocity", velocity.detach(), leaf, run.t, path, **run.cond)
-            loss = residual_loss(self.constraint, clean)
+            loss = residual_loss(self.constraint, clean, self.scale)
             (gradient,) = torch.autograd.grad(loss.sum(), leaf)
         step = (float(run.s) - float(run.t)) * velocity
-        return x + step - self.scale * gradient, memory, guess.clean
+        return x + step - gradient, memory, guess.clean
 
 
-def residual_loss(constraint: Constraint, u: Tensor) -> Tensor:
-    """(batch,): the mean square of the equations of each name, summed over the names."""
-    means = [h.square().mean(1) for h in constraint.named(u).values()]
-    return torch.stack(means).sum(0)
+def residual_loss(
+    constraint: Constraint, u: Tensor, scale: float | Mapping[str, float] = 1.0
+) -> Tensor:
+    """(batch,): the mean square of the equations of each name times its scale, summed over the
+    names; 0 without any equations."""
+    scales = scale if isinstance(scale, Mapping) else dict.fromkeys(constraint.named(u), scale)
+    means = [scales[name] * h.square().mean(1) for name, h in constraint.named(u).items()]
+    return torch.stack(means).sum(0) if means else 0 * u.flatten(1).sum(1)
+
+
+def steady_scales(constraint: Constraint, u: Tensor, share: float = 0.5) -> dict[str, float]:
+    """Scales for `GuidedEuler`: a step of the mean square of the equations of one name takes at
+    most ``share`` of a defect away, at ``u``; above 2 it grows.
+
+    The mean square of m equations has the second derivative 2 J^T J / m, whose largest eigenvalue
+    is found by 50 power iterations. A balance since the start has a large one, as every equation of
+    it reads the first field.
+
+    Args:
+        constraint: h.
+        u: (1, *shape), a field near those that are drawn.
+        share: positive.
+
+    Raises:
+        ValueError: a share that is not positive and finite.
+    """
+    if not 0 < share < math.inf:
+        raise ValueError(f"share must be positive and finite, got {share}")
+    found = {}
+    with torch.enable_grad():
+        leaf = u.detach().double().requires_grad_()
+        for name, h in constraint.named(leaf).items():
+            weight = torch.zeros_like(h, requires_grad=True)
+            # J^T w is linear in w: its derivative along w is a product with J
+            (back,) = torch.autograd.grad(h, leaf, weight, create_graph=True)
+            d = torch.arange(leaf.numel(), dtype=leaf.dtype, device=leaf.device).cos()
+            d, largest = d.reshape(leaf.shape), 0.0
+            for _ in range(50):
+                (w,) = torch.autograd.grad(back, weight, d, retain_graph=True)
+                (d,) = torch.autograd.grad(h, leaf, w, retain_graph=True)
+                largest = max(float(d.norm()), 1e-300)
+                d = d / largest
+            found[name] = share * h.shape[1] / (2 * largest)
+    return found
 
 
 @dataclass

@@ -120,7 +120,9 @@ class PhysicsConstrainedFlow(Matching):
 
         Args:
             fields: floating, finite.
-            steps: optimiser steps. Published: 20,000 of batch 256 with Adam, 3e-4.
+            steps: optimiser steps. Published: 20,000 of batch 256 with Adam, 3e-4, halved down to
+                1e-4 where the validation loss stays; here the rate is constant, or falls by
+                ``schedule``.
             validation: fields that are not trained on.
             out, resume, progress, trackers: see `fluvial.training.loop.train`.
             preview: see `fluvial.training.stage.Stage`.
@@ -211,7 +213,8 @@ class PhysicsConstrainedFlow(Matching):
         Raises:
             ValueError: a count below 1, a constraint for events of another shape or number, a
                 velocity that is not finite, or an event that the projection does not bring to the
-                tolerance.
+                tolerance; of the last, an event is counted within its ``batch_size``.
+            TypeError: a constraint or a method of another kind.
         """
         if self.shape is None:
             raise ValueError("the shape of a field is not known yet: fit, or give shape=")
@@ -314,13 +317,25 @@ def sample_under(
         dtype, batch_size, progress: as there.
 
     Raises:
-        ValueError: as there.
+        ValueError, TypeError: as there.
     """
     if num < 1 or steps < 1 or batch_size < 1:
         raise ValueError(
             f"need num, steps and batch_size of at least 1, got {num}, {steps} and {batch_size}"
         )
     limits = Constraint(shape) if constraint is None else constraint
+    if not isinstance(limits, Constraint):
+        raise TypeError(
+            f"constraint must be a Constraint, got {type(limits).__name__}; `equations` makes one "
+            "of a function, `stack` one of several"
+        )
+    if method is not None and not callable(method):
+        raise TypeError(
+            f"method must make a sampler of a constraint, as PCFM or partial(PCFM, newton=2) do, "
+            f"got {type(method).__name__}"
+        )
+    if not callable(getattr(noise, "rows", None)):
+        raise TypeError(f"noise must be keyed, as KeyedNoise(0), got {type(noise).__name__}")
     if limits.shape != tuple(shape):
         raise ValueError(f"the constraint is for events of {limits.shape}, got {tuple(shape)}")
     if len(limits.pinned[1]) not in (1, num):

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fluvial.core.gaussian.fields import ends, predicted, scalars
 from fluvial.core.gaussian.paths import AlphaSigmaPath
-from fluvial.core.protocols import Run, per_row
+from fluvial.core.protocols import Run, left_broadcast, per_row
 from fluvial.core.steering.projection import Constraint, gauss_newton
 
 Renoise: TypeAlias = Literal["fixed", "implied", "fresh"]
@@ -47,15 +47,15 @@ class PCFM:
     Args:
         constraint: h.
         guide_weight: lambda; 0 leaves the correction out.
-        guide_steps, guide_lr: K and eta. guide_lr (1 + guide_weight |J|^2) must stay below 1: scale
-            the equations, or take smaller steps.
+        guide_steps, guide_lr: K and eta. Where guide_lr (1 + guide_weight |J|^2) exceeds 1 a step
+            can raise the objective; it is left out then, and the next are half as long.
         newton, damp: of the projection of the clean prediction. Pinned values are met exactly.
         renoise: see above.
 
     Raises:
         ValueError: an option out of its range; in a step, a path without scalar coefficients, a
             velocity that is not finite, ``"fixed"`` noise of a simulation that does not start at
-            t = 1, a step that rises, or a correction that diverges.
+            t = 1, or a step that rises.
 
     Citation: Utkarsh, Cai, Edelman, Gomez-Bombarelli and Rackauckas, NeurIPS 2025, arXiv
     2506.04171; defaults are those of the official code.
@@ -129,33 +129,40 @@ def relaxed(
 ) -> Tensor:
     """Gradient steps from u = y on |u - y|^2 + weight |h(extrapolate(u))|^2, event by event.
 
-    Raises:
-        ValueError: the objective of an event ends above where it began.
+    A step by which the objective of an event would rise is not taken, and its later ones are half
+    as long: where ``lr`` is small enough for all this is plain gradient descent.
     """
 
     def objective(u: Tensor) -> Tensor:
         h = constraint.residual(extrapolate(u))
         return (u - y).square().flatten(1).sum(1) + weight * h.square().sum(1)
 
-    u, first = y, None
+    def falls(value: Tensor, least: Tensor) -> Tensor:
+        # of a residual at rounding a rise means nothing
+        fine = value <= least * (1 + 1e-6) + torch.finfo(y.dtype).tiny
+        return left_broadcast(fine, y)
+
+    u = kept = y
+    rate = left_broadcast(torch.full_like(y.flatten(1)[:, 0], lr), y)
+    least = slope = None
     for _ in range(steps):
         with torch.enable_grad():
             leaf = u.detach().requires_grad_()
             value = objective(leaf)
             (gradient,) = torch.autograd.grad(value.sum(), leaf)
-        first = value.detach() if first is None else first
-        u = u - lr * gradient
-    if first is not None:
-        with torch.no_grad():
-            last = objective(u)
-        # of a residual at rounding a rise means nothing
-        slack = 1e-6 * y.square().flatten(1).sum(1) + torch.finfo(y.dtype).tiny
-        if not bool((last <= first + slack).all()):
-            raise ValueError(
-                f"the relaxed correction diverges: guide_lr={lr:g} is too large for these "
-                "equations; scale them, or take a smaller one"
-            )
-    return u
+        value = value.detach()
+        if least is None or slope is None:
+            least, slope = value, torch.where(left_broadcast(value.isfinite(), y), gradient, 0.0)
+        else:
+            taken = falls(value, least)
+            kept, slope = torch.where(taken, u, kept), torch.where(taken, gradient, slope)
+            least = torch.where(taken.reshape(-1), value, least)
+            rate = torch.where(taken, rate, rate / 2)
+        u = kept - rate * slope
+    if least is None:
+        return y
+    with torch.no_grad():
+        return torch.where(falls(objective(u), least), u, kept)
 
 
 def _extrapolation(y: Tensor, velocity: Tensor, run: Run) -> Callable[[Tensor], Tensor]:
