@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from itertools import product
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from fluvial.core.categorical.paths import CategoricalPath, marginal_probs
+from fluvial.core.categorical.losses import discrete_terms, prior_terms
+from fluvial.core.categorical.matrices import MatrixPath, TokenPath
+from fluvial.core.categorical.paths import marginal_probs
 from fluvial.core.categorical.predictions import convert_prediction
 
 JOINT = torch.tensor(
@@ -35,11 +38,21 @@ def law_of_x0() -> tuple[Tensor, Tensor]:
     return all_states(3), JOINT.flatten()
 
 
+def law_of_x(path: TokenPath, x0: Tensor, t: Tensor) -> Tensor:
+    """q(x_t | x_0), (..., states); of a `MatrixPath` by the product of its matrices."""
+    if not isinstance(path, MatrixPath):
+        return marginal_probs(path, x0, t)
+    whole = torch.eye(path.states, dtype=torch.float64)
+    for k in range(round(float(t) * path.steps)):
+        whole = whole @ path.matrices[k]
+    return whole[x0]
+
+
 @dataclass
 class ExactField:
     """The exact q(x_0^i | x_t), or the cavity's, or another kind, of any path over `JOINT`."""
 
-    path: CategoricalPath
+    path: TokenPath
     predicts: str = "clean"
     power: float = 1.0
     joint: Tensor = field(default_factory=lambda: JOINT)
@@ -56,7 +69,7 @@ class ExactField:
             t = torch.full_like(t, 0.5)
         return torch.stack(
             [
-                marginal_probs(self.path, torch.full_like(x, k), t)
+                law_of_x(self.path, torch.full_like(x, k), t)
                 .gather(-1, x.unsqueeze(-1))
                 .squeeze(-1)
                 for k in range(3)
@@ -86,3 +99,23 @@ def joint_given(probs: Tensor) -> Tensor:
 
 def total_variation(a: Tensor, b: Tensor) -> float:
     return float((a - b).abs().sum() / 2)
+
+
+def expected(path: TokenPath, terms: Any, t: Tensor, field: Any, *times: Tensor) -> float:
+    """The mean of the terms of both tokens over x_0 ~ JOINT and x_t, by enumeration."""
+    x0, x = all_states(3), all_states(path.states)
+    clean, now = x0.repeat_interleave(len(x), 0), x.repeat(len(x0), 1)
+    weights = JOINT.flatten()[:, None] * joint_given(law_of_x(path, x0, t))
+    log_p = field(now, t).log()
+    some = weights.flatten() > 0
+    values = terms(path, log_p, now, clean, t, *times).sum(1)
+    return float((weights.flatten()[some] * values[some]).sum())
+
+
+def discrete_bound(path: TokenPath, field: Any, steps: int) -> float:
+    """The bound at T = ``steps``, by enumeration."""
+    total = float((JOINT.flatten() * prior_terms(path, all_states(3)).sum(1)).sum())
+    for k in range(1, steps + 1):
+        t, s = time(k / steps), time((k - 1) / steps)
+        total += expected(path, discrete_terms, t, field, s)
+    return total

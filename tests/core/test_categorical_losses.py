@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -49,31 +50,13 @@ from .categorical_toys import (
     SOURCES,
     ExactField,
     all_states,
-    joint_given,
+    discrete_bound,
+    expected,
     time,
 )
 
 NOISE = KeyedNoise(5)
 Terms = Callable[..., Tensor]
-
-
-def expected(path: CategoricalPath, terms: Terms, t: Tensor, field: Any, *times: Tensor) -> float:
-    """The mean of the terms of both tokens over x_0 ~ JOINT and x_t, by enumeration."""
-    x0, x = all_states(3), all_states(path.states)
-    clean, now = x0.repeat_interleave(len(x), 0), x.repeat(len(x0), 1)
-    weights = JOINT.flatten()[:, None] * joint_given(marginal_probs(path, x0, t))
-    log_p = field(now, t).log()
-    some = weights.flatten() > 0
-    values = terms(path, log_p, now, clean, t, *times).sum(1)
-    return float((weights.flatten()[some] * values[some]).sum())
-
-
-def discrete_bound(path: CategoricalPath, field: Any, steps: int) -> float:
-    total = float((JOINT.flatten() * prior_terms(path, all_states(3)).sum(1)).sum())
-    for k in range(1, steps + 1):
-        t, s = time(k / steps), time((k - 1) / steps)
-        total += expected(path, discrete_terms, t, field, s)
-    return total
 
 
 def integral(path: CategoricalPath, terms: Terms, field: Any, nodes: int = 24) -> float:
@@ -351,6 +334,15 @@ def test_estimates_of_bounds(source: str, form: Any, exact: float) -> None:
     assert bound.name in str(bound) and "8000 tokens" in str(bound)
 
 
+def test_counts_of_an_imperfect_network() -> None:
+    path, rows = CategoricalPath(3), 4_000
+    x0 = all_states(3)[NOISE.categorical(JOINT.flatten().expand(rows, 9))]
+    bound = elbo(path, ExactField(path, power=0.5), x0, NOISE, "count", draws=4)
+    error = float(bound.nats.std() / math.sqrt(rows))
+    assert abs(float(bound.nats.mean()) - 2.099601) < 5 * error < 0.06
+    assert 5 * error < 2.099601 - ENTROPY + 0.05
+
+
 def test_score_fields_have_the_same_bound() -> None:
     path = CategoricalPath(3, "uniform")
     x0 = all_states(3)
@@ -451,6 +443,28 @@ def test_bad_bounds_are_refused() -> None:
             elbo(path, ExactField(path), x0, NOISE, **arguments)
     with pytest.raises(ValueError, match="x0 must hold"):
         elbo(path, ExactField(path), x0 + 1, NOISE)
+    with pytest.raises(ValueError, match="steps >= 1"):
+        elbo(path, ExactField(path), x0, NOISE, "discrete", steps=0)
+    with pytest.raises(ValueError, match="padding alone"):
+        elbo(path, ExactField(path), x0, NOISE, mask=torch.zeros(9, 2, dtype=torch.bool))
+
+    @dataclass
+    class Wrong:
+        value: Tensor
+        predicts: str = "clean"
+
+        def __call__(self, x: Tensor, t: Tensor, **cond: Any) -> Tensor:
+            return self.value
+
+    right = torch.full((9, 2, 3), 1 / 3)
+    for value, message in (
+        (right * math.nan, "sum to 1"),
+        (right.log(), "sum to 1"),
+        (right[..., :2], "shape"),
+    ):
+        for form, steps in (("flow", None), ("discrete", 2)):
+            with pytest.raises(ValueError, match=message):
+                elbo(path, Wrong(value), x0, NOISE, form, steps=steps)
 
 
 # Objectives
@@ -586,6 +600,41 @@ def test_the_training_loop_trains_it(network: str, predicts: str, tmp_path: Any)
     torch.testing.assert_close(probs.sum(-1), torch.ones(64, 8))
 
 
+@pytest.mark.parametrize("source", SOURCES)
+@pytest.mark.parametrize("output", ["clean", "cavity"])
+def test_fields_may_overwrite_logits(source: str, output: str) -> None:
+    path, x, t = CategoricalPath(3, SOURCES[source]), all_states(3), time(0.5)
+    x = torch.where(torch.arange(9)[:, None] % 3 == 0, path.states - 1, x)
+    for more in (0, 2):  # outputs that are not used too
+        table = torch.arange(18.0 * (3 + more)).sin().reshape(9, 2, 3 + more)
+        kept = []
+
+        class Fresh(nn.Module):
+            def forward(self, x: Tensor, t: Tensor) -> Tensor:
+                kept.append(table.clone())  # noqa: B023
+                return kept[-1]  # noqa: B023
+
+        plain = TokenField(Fresh(), path, output)(x, t)
+        torch.testing.assert_close(kept[-1], table, rtol=0, atol=0)
+        over = TokenField(Fresh(), path, output, overwrite=True)(x, t)
+        torch.testing.assert_close(over, plain)
+        weights = table.clone().requires_grad_()
+        grad = TokenField(Free(weights), path, output, overwrite=True)(x, t)
+        torch.testing.assert_close(grad.detach(), plain)
+        torch.testing.assert_close(weights.detach(), table, rtol=0, atol=0)
+
+
+class Free(nn.Module):
+    """The same logits at all states."""
+
+    def __init__(self, logits: Tensor) -> None:
+        super().__init__()
+        self.logits = nn.Parameter(logits)
+
+    def forward(self, x: Tensor, t: Tensor) -> Tensor:
+        return self.logits
+
+
 def test_outputs_beyond_the_states_are_not_used() -> None:
     x0, rest = all_states(3), torch.full((9, 2, 2), 1e3).double()
     for predicts in ("clean", "cavity", "score"):
@@ -602,6 +651,8 @@ def test_outputs_beyond_the_states_are_not_used() -> None:
 
 def test_bad_objectives_are_refused() -> None:
     path, network = CategoricalPath(3), Logits(4)
+    with pytest.raises(TypeError, match="path must be"):
+        TokenMatching(network, "absorbing")  # type: ignore[arg-type]
     for options in (
         {"loss": "mse"},
         {"predicts": "noise"},

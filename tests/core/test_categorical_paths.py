@@ -344,6 +344,38 @@ def test_diffusion_and_flow_have_the_same_marginals_and_other_joints(source: str
         assert kept[0] == pytest.approx(kept[1], abs=1e-12)
 
 
+@pytest.mark.parametrize("source", SOURCES)
+def test_posterior_of_a_mixture_is_that_of_its_jumps(source: str) -> None:
+    """q(x_s | x_t, x_0), from all (x_0, x_1) and the time of the one jump between them."""
+    path, t, s = MixturePath(3, SOURCES[source], Sine()), time(0.6), time(0.3)
+    late, early = path.alpha(t), path.drop(s)
+    x0, x = all_states(3), all_states(path.states)
+    eye = torch.eye(path.states).double()
+    both = torch.zeros(3, path.states, path.states).double()  # of (x_s, x_t) given x_0
+    for k in range(3):
+        both[k, k, k] += late  # at t it has jumped to x_0 already
+        both[k, k] += (1 - late - early) * path.pi  # between t and s
+        both[k] += early * eye * path.pi  # not yet
+    clean, now = x0.repeat_interleave(len(x), 0), x.repeat(len(x0), 1)
+    reached = both.sum(1)[clean, now]
+    exact = both.mT[clean, now] / reached.clamp(min=1e-300).unsqueeze(-1)
+    some = (reached > 0).all(1)
+    result = posterior_probs(path, now, clean, t, s)
+    close(joint_given(result[some]), joint_given(exact[some]), 1e-12)
+
+
+def test_posterior_of_a_pinned_chain_is_that_of_the_chain() -> None:
+    """q(x_s | x_t, x_0, x_1) for all states of both tokens and both ends does not see x_1."""
+    path = ReferenceBridge(3, MARGINAL, Custom(lambda t: 0.2**t))
+    first, then, last = (step_matrix(path, *pair) for pair in ((0, 0.25), (0.25, 0.5), (0.5, 1)))
+    x0, x = all_states(3).repeat_interleave(9, 0), all_states(3).repeat(9, 1)
+    result = joint_given(posterior_probs(path, x, x0, time(0.5), time(0.25)))
+    both = first[:, :, None, None] * then[None, :, :, None] * last[None, None]  # x0, xs, xt, x1
+    given = (both / both.sum(1, keepdim=True)).permute(0, 2, 3, 1)
+    for x1 in all_states(3):
+        close(result, joint_given(given[x0, x, x1.expand(81, 2)]), 1e-12)
+
+
 @pytest.mark.parametrize(
     ("source", "expected"),
     [("uniform", (0.07, -0.053333, -0.05)), ("marginal", (-0.075, -0.092, -0.033))],
@@ -506,6 +538,14 @@ def test_small_steps_add_up_to_a_large_one() -> None:
     assert_shares((x == 4).long().flatten(), torch.tensor([share, 1 - share]).double())
 
 
+@pytest.mark.parametrize("source", ["absorbing", "uniform"])
+def test_one_class_is_certain(source: Any) -> None:
+    path, x0 = CategoricalPath(1, source), torch.zeros(50, 1, dtype=torch.int64)
+    x = path.sample(x0, time(0.5), NOISE).x
+    assert set(x.flatten().tolist()) == ({0, 1} if path.absorbing else {0})
+    assert torch.equal(path.posterior(x, torch.ones(50, 1, 1), time(0.5), time(0.0), NOISE), x0)
+
+
 # Matrices
 
 
@@ -584,6 +624,43 @@ def test_bad_input_is_refused() -> None:
         uniform.posterior(x.clamp(max=2), p * torch.nan, time(0.5), time(0.0), NOISE)
     with pytest.raises(ValueError, match="shape"):
         path.posterior(x, p[..., :2], time(0.5), time(0.0), NOISE)
+    data = x.clamp(max=2)
+    for source in SOURCES.values():
+        path = CategoricalPath(3, source)
+        top, half, third = path.states, time(0.5), time(0.25)
+        for bad in (data + top, data - 3):
+            with pytest.raises(ValueError, match="x must hold tokens"):
+                path.posterior(bad, p, half, third, NOISE)
+            with pytest.raises(ValueError, match="x must hold tokens"):
+                path.transition(bad, third, half, NOISE)
+        with pytest.raises(TypeError, match="x must be int64"):
+            path.posterior(data.int(), p, half, third, NOISE)
+        with pytest.raises(ValueError, match="s must not exceed t"):
+            path.transition(data, half, third, NOISE)
+        for t in (-0.25, 1.25, math.nan):
+            with pytest.raises(ValueError, match=r"times must lie in \[0, 1\]"):
+                path.sample(data, time(t), NOISE)
+            with pytest.raises(ValueError, match=r"times must lie in \[0, 1\]"):
+                path.rates(data, p, time(t))
+        with pytest.raises(ValueError, match="times must have shape"):
+            path.sample(data, torch.full((2,), 0.5), NOISE)
+        with pytest.raises(TypeError, match="times must be tensors"):
+            path.sample(data, 0.5, NOISE)  # type: ignore[arg-type]
+        with pytest.raises(ValueError, match="a cavity prediction must have shape"):
+            convert_prediction(p[..., :2], "cavity", "clean", data, half, path)
+        for rows in (data[:0], data[:, :0]):  # nothing to do is done
+            empty = torch.zeros(*rows.shape, 3)
+            assert path.sample(rows, half, NOISE).x.shape == rows.shape
+            assert path.posterior(rows, empty, half, third, NOISE).shape == rows.shape
+    flow = MixturePath(3, "uniform")
+    for x1, message in ((data + 3, "x1 must hold"), (data[:, :1], "x1 must have shape")):
+        with pytest.raises(ValueError, match=message):
+            flow.sample(data, half, NOISE, x1)
+    with pytest.raises(TypeError, match="classes must be an integer"):
+        CategoricalPath(3.5)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="schedule must be a Schedule"):
+        CategoricalPath(3, "uniform", "cosine")  # type: ignore[arg-type]
+    path = CategoricalPath(3)
     with pytest.raises(ValueError, match="targets"):
         path.sample(x.clamp(max=2), time(0.5), NOISE).target("noise")
     with pytest.raises(ValueError, match="kind must be"):

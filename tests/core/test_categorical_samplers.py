@@ -140,6 +140,75 @@ def test_correctors_leave_the_law_of_x_t(source: str, kind: Any) -> None:
     assert float((plain - corrected).abs().max()) > 1e-3
 
 
+@dataclass
+class Paired:
+    """The exact law of x_0 given x_t and x_1, two tokens of a coupling with a joint law `JOINT`."""
+
+    path: MixturePath
+    predicts: str = "clean"
+
+    def __call__(self, x: Tensor, t: Tensor, *, x1: Tensor, **cond: Any) -> Tensor:
+        # given x_1, a token is x_1 with drop or else x_0
+        alpha, drop = self.path.alpha(t), self.path.drop(t)
+        like = alpha * torch.nn.functional.one_hot(x, 3) + drop * (x == x1).unsqueeze(-1)
+        law = JOINT * like[:, 0, :, None] * like[:, 1, None, :]
+        p = torch.stack([law.sum(2), law.sum(1)], dim=1)
+        total = p.sum(-1, keepdim=True)
+        return torch.where(total > 0, p / torch.where(total > 0, total, 1.0), 1 / 3)
+
+
+@pytest.mark.parametrize("end", [(0, 2), (1, 1)])
+def test_corrector_towards_a_given_end(end: tuple[int, int]) -> None:
+    """Both velocities together leave the law of x_t given x_1 as it is, to first order."""
+    path, t = MixturePath(3, "uniform", Cosine(2.0)), time(0.5)
+    x, x1 = all_states(3), torch.tensor([end])
+
+    def law(t: Tensor) -> Tensor:
+        start = torch.nn.functional.one_hot(x, 3).double()
+        last = torch.nn.functional.one_hot(x1, 3).double()
+        return JOINT.flatten() @ joint_given(path.alpha(t) * start + path.drop(t) * last)
+
+    clean = Paired(path)(x, t, x1=x1.expand(9, 2))
+    sampler, errors = TauLeaping("linear", corrector=lambda t: 0.8), []
+    for h in (1e-2, 5e-3):
+        moves = sampler.moves(x, clean, t, t - h, path, x1.expand(9, 2))
+        table = joint_given(moves_probs(path, x, clean, moves, x1.expand(9, 2)))
+        errors.append(total_variation(law(t) @ table, law(t - h)))
+    assert errors[0] / errors[1] == pytest.approx(4, rel=0.1)
+    plain = TauLeaping("linear").moves(x, clean, t, t - h, path, x1.expand(9, 2))
+    assert float((moves.leave - plain.leave).abs().max()) > 1e-3
+    # towards a draw of the source instead, the law is another one
+    moves = sampler.moves(x, clean, t, t - h, path)
+    table = joint_given(moves_probs(path, x, clean, moves))
+    assert total_variation(law(t) @ table, law(t - h)) > 10 * errors[1]
+
+
+def test_draws_of_a_corrected_bridge_follow_the_enumerated_law() -> None:
+    path, rows = MixturePath(3, "uniform"), 20_000
+    x, x1 = all_states(3), torch.tensor([[0, 2]])
+    sampler, field = TauLeaping(corrector=2.0), Paired(path)
+    law = torch.nn.functional.one_hot(torch.tensor(2), 9).double()
+    for t, s in uniform_grid(4):
+        clean = field(x, t, x1=x1.expand(9, 2))
+        if s == 0 or t == 1:
+            table = joint_given(posterior_probs(path, x, clean, t, s))
+        else:
+            moves = sampler.moves(x, clean, t, s, path, x1.expand(9, 2))
+            table = joint_given(moves_probs(path, x, clean, moves, x1.expand(9, 2)))
+        law = law @ table
+    ends, mask = x1.expand(rows, 2), torch.ones(rows, 2, dtype=torch.bool)
+    out = simulate(ends, uniform_grid(4), sampler, path, field, NOISE, x1=ends, mask=mask)
+    assert_shares(out[:, 0] * 3 + out[:, 1], law)
+    # where absorbing, all ends are the mask
+    absorbing = CategoricalPath(3), MixturePath(3)
+    start = torch.full((200, 2), 3)
+    runs = [
+        simulate(start, uniform_grid(4), sampler, path, ExactField(path), NOISE, **cond)
+        for path, cond in zip(absorbing, ({}, {"x1": start}), strict=True)
+    ]
+    assert torch.equal(*runs)
+
+
 def test_remasking_of_first_order_is_the_corrector() -> None:
     path, t, h, a = CategoricalPath(3), time(0.5), 1e-4, 0.8
     x = all_states(4)
@@ -205,6 +274,37 @@ def test_remasking_draws_its_law_and_shares_by_confidence() -> None:
         x, drawn, time(0.6), time(0.3), path, mask.expand(2, 4)
     )
     torch.testing.assert_close(more[:, :2], sigma[:, :2])
+
+
+def test_remasking_by_confidence_keeps_the_share_of_masks() -> None:
+    """In the mean over the tokens of a row, at every level; but not the law of a token."""
+    path, rows, steps = CategoricalPath(3), 20_000, 4
+    x = path.source(torch.zeros(rows, 2, dtype=torch.int64), NOISE)
+    table = torch.tensor([[0.98, 0.01, 0.01], [0.34, 0.33, 0.33]]).double()
+
+    class Uneven:
+        predicts = "clean"
+
+        def __call__(self, x: Tensor, t: Tensor, **cond: Any) -> Tensor:
+            return table.expand(len(x), 2, 3)
+
+    for k in range(1, steps):
+        pairs = uniform_grid(steps)[:k]
+        masked = simulate(x, pairs, Remasking("confidence", 0.35), path, Uneven(), NOISE) == 3
+        share = masked.double().mean(1)
+        error = float(share.std()) / math.sqrt(rows)
+        assert abs(float(share.mean()) - float(path.drop(pairs[-1, 1]))) < 5 * error < 0.02
+    # the token that is surer is masked less often
+    surplus = (masked[:, 1].double() - masked[:, 0].double()) / math.sqrt(rows)
+    assert float(surplus.sum()) > 5 * float(surplus.std()) * math.sqrt(rows)
+    # one token, or equal probabilities, have nothing to share
+    for field, width in ((Uninformed(MARGINAL), 1), (Uninformed(torch.ones(3).double() / 3), 2)):
+        start = x[:2_000, :width]
+        out = [
+            simulate(start, uniform_grid(6), Remasking(rule, 0.3), path, field, NOISE)
+            for rule in ("confidence", "rescale")
+        ]
+        assert torch.equal(*out)
 
 
 def test_the_loop_holds_and_then_ends() -> None:
@@ -497,6 +597,12 @@ def test_known_tokens_stay() -> None:
         Infilling(known.float(), where)
     with pytest.raises(ValueError, match="shape"):
         Infilling(known, where[:, :1])
+    start = path.source(torch.zeros(4, 3, dtype=torch.int64), NOISE)
+    with pytest.raises(ValueError, match=r"known must have shape \(4, 3\)"):
+        simulate(start, uniform_grid(1), Ancestral(), path, Uninformed(MARGINAL), NOISE, steer)
+    with pytest.raises(ValueError, match="known must hold tokens 0 .. 2"):
+        wrong = Infilling(known + 2, where)
+        simulate(x, uniform_grid(1), Ancestral(), path, ExactField(path), NOISE, wrong)
 
 
 def test_guidance_in_logarithms() -> None:
@@ -635,17 +741,14 @@ def test_bad_samplers_are_refused() -> None:
     for sampler in (FirstHitting(), Confident()):
         with pytest.raises(ValueError, match="s <= t"):
             simulate(x, grid_pairs([0.2, 0.5]), sampler, path, ExactField(path), NOISE)
+    uniform = CategoricalPath(3, "uniform")
+    leap = grid_pairs([0.5, 0.2]), TauLeaping(corrector=1.0)
+    with pytest.raises(ValueError, match="needs a MixturePath"):
+        simulate(x, *leap, uniform, ExactField(uniform), NOISE, x1=x)
     flow = MixturePath(3, "uniform")
-    with pytest.raises(ValueError, match="corrector"):
-        simulate(
-            x,
-            grid_pairs([0.5, 0.2]),
-            TauLeaping(corrector=1.0),
-            flow,
-            ExactField(flow),
-            NOISE,
-            x1=x,
-        )
+    for bad, message in ((x + 3, "x1 must hold"), (x[:, :1], "x1 must have shape")):
+        with pytest.raises(ValueError, match=message):
+            simulate(x, *leap, flow, ExactField(flow), NOISE, x1=bad)
     for sampler in (Ancestral(), Confident(), Confident("entropy"), FirstHitting(), Remasking()):
         with pytest.raises(ValueError, match="clean must be"):
             simulate(x + 3, uniform_grid(2), sampler, path, Uninformed(MARGINAL * math.nan), NOISE)

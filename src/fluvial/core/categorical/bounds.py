@@ -14,7 +14,12 @@ from typing import Any, Literal, cast
 import torch
 from torch import Tensor
 
-from fluvial.core.categorical.draws import real_tokens, uniform
+from fluvial.core.categorical.draws import (
+    TOLERANCE,
+    check_prediction,
+    real_tokens,
+    uniform,
+)
 from fluvial.core.categorical.losses import (
     continuous_terms,
     discrete_terms,
@@ -23,6 +28,7 @@ from fluvial.core.categorical.losses import (
     prior_terms,
     score_entropy_terms,
 )
+from fluvial.core.categorical.matrices import MatrixPath, TokenPath
 from fluvial.core.categorical.paths import CategoricalPath, MixturePath
 from fluvial.core.categorical.predictions import clean_of
 from fluvial.core.noise import KeyedNoise
@@ -67,7 +73,7 @@ class Bound:
 
 @torch.no_grad()
 def elbo(
-    path: CategoricalPath,
+    path: TokenPath,
     field: Field,
     x0: Tensor,
     noise: KeyedNoise,
@@ -80,7 +86,8 @@ def elbo(
 ) -> Bound:
     """A bound on -ln p(x_0) under the model that ``field`` makes of ``path``.
 
-    * "discrete": of ``steps`` ancestral steps of `uniform_grid`, all of them summed (D3PM).
+    * "discrete": of ``steps`` ancestral steps of `uniform_grid`, all of them summed (D3PM). The
+      only one of a `MatrixPath`, with steps that divide its own.
     * "continuous": of the process in continuous time, by ``draws`` times a row, spread evenly
       (MDLM where absorbing, UDLM otherwise; SEDD's if the field predicts a score).
     * "count": absorbing only. The continuous bound as a sum over how many tokens are masked, which
@@ -107,19 +114,25 @@ def elbo(
 
     Raises:
         ValueError: ``form`` is unknown, "count" on a path that is not absorbing, "discrete" without
-            ``steps``, a number below 1; no tokens, or tokens out of range.
+            ``steps``, a number below 1; no tokens, or tokens out of range; a field whose clean
+            predictions are no probabilities.
     """
     path.check_data(x0, mask)
-    if not x0.numel():
-        raise ValueError(f"x0 must hold tokens, got shape {tuple(x0.shape)}")
+    if not x0.numel() or (mask is not None and not bool(mask.any())):
+        raise ValueError(f"x0 must hold tokens, not padding alone, got shape {tuple(x0.shape)}")
     if form not in ("discrete", "continuous", "count", "flow"):
         raise ValueError(f"form must be discrete, continuous, count or flow, got {form!r}")
     if form == "count" and not path.absorbing:
         raise ValueError(f"form 'count' needs an absorbing path, got {path!r}")
-    if (form == "discrete") != (steps is not None) or min(draws, steps or 1) < 1:
+    if (form == "discrete") != (steps is not None) or min(draws, 1 if steps is None else steps) < 1:
         raise ValueError(
             f"form 'discrete', and no other, takes steps >= 1, and draws >= 1; got form={form!r}, "
             f"steps={steps}, draws={draws}"
+        )
+    if isinstance(path, MatrixPath) and (steps is None or path.steps % steps):
+        raise ValueError(
+            f"{path} has the form 'discrete' alone, with steps that divide its own, got "
+            f"form={form!r} and steps={steps}"
         )
     cond = cond if mask is None else {**cond, "mask": mask}
     jumps = isinstance(path, MixturePath) and not path.absorbing
@@ -130,7 +143,16 @@ def elbo(
     like = torch.empty(len(x0), dtype=torch.float64, device=x0.device)
 
     def log_clean(x: Tensor, t: Tensor) -> Tensor:
-        return clean_of(field, x, t, path, cond).log()
+        p = clean_of(field, x, t, path, cond)
+        check_prediction(p, x, path.classes)
+        total = p.sum(-1)
+        fine = (total - 1).abs() <= TOLERANCE  # a NaN compares with nothing
+        if not bool((fine | ~real).all()):
+            raise ValueError(
+                "the field must predict probabilities that sum to 1, got sums from "
+                f"{float(total.min()):.4g} to {float(total.max()):.4g}"
+            )
+        return p.log()
 
     def noised(t: Tensor, noise: KeyedNoise) -> Tensor:
         return cast(Tensor, path.sample(x0, t, noise, **cond).x)
@@ -150,6 +172,7 @@ def elbo(
             total += summed(discrete_terms(path, log_clean(x, t), now, data, t, s))
         name = f"ELBO{' of the mixture path' if jumps else ''} at T = {steps}"
         return Bound(name, total + summed(prior_terms(path, data)), tokens)
+    path = cast(CategoricalPath, path)
     if form == "count":
         for k in range(draws):
             u = uniform(x0, noise.at(k), "order").masked_fill(~real, 2.0).flatten(1)

@@ -20,8 +20,9 @@ from torch.nn import functional
 from fluvial.core.noise import inverse_cdf
 from fluvial.core.protocols import Noise
 
-CHUNK = 1 << 22
-"""Probabilities that are summed in float64 at a time."""
+CHUNK = 1 << 18
+CHUNK_ELSEWHERE = 1 << 24
+"""Probabilities that are summed in float64 at a time; on a CPU they should stay in its cache."""
 TOLERANCE = 1e-2
 """By how much probabilities may miss a sum of 1."""
 
@@ -80,13 +81,29 @@ def check_prediction(clean: Tensor, x: Tensor, classes: int) -> None:
         )
 
 
+def check_times(x: Tensor, *times: Tensor) -> None:
+    """Raise unless each is a time of tokens ``x``: (), (batch,) or shaped as ``x``, in [0, 1].
+
+    Values are looked at where they are on the host.
+    """
+    for t in times:
+        if not isinstance(t, Tensor):
+            raise TypeError(f"times must be tensors, got {t!r}; see torch.tensor")
+        if t.ndim > x.ndim or any(n not in (1, m) for n, m in zip(t.shape, x.shape, strict=False)):
+            raise ValueError(
+                f"times must have shape (), ({len(x)},) or {tuple(x.shape)}, got {tuple(t.shape)}"
+            )
+        if t.device.type == "cpu" and not bool(((t >= 0) & (t <= 1)).all()):
+            raise ValueError(f"times must lie in [0, 1], got {t.tolist()}")
+
+
 def check_probs(p: Tensor) -> None:
     """Raise unless ``p`` (..., V) are probabilities, within `TOLERANCE`."""
     if not p.numel():
         return
     total = p.sum(-1)
     # a NaN compares with nothing
-    if not bool(((total - 1).abs() <= TOLERANCE).all() & (p >= 0).all()):
+    if not bool(((total - 1).abs() <= TOLERANCE).all() & (p.amin() >= 0)):
         raise ValueError(
             "clean must be probabilities, finite and not negative, that sum to 1, got sums "
             f"from {float(total.min()):.4g} to {float(total.max()):.4g} and a least value of "
@@ -94,13 +111,19 @@ def check_probs(p: Tensor) -> None:
         )
 
 
-def check_tokens(x0: Tensor, classes: int, mask: Tensor | None, symbol: int | None = None) -> None:
+def check_tokens(
+    x0: Tensor,
+    classes: int,
+    mask: Tensor | None,
+    symbol: int | None = None,
+    name: str = "x0",
+) -> None:
     """Raise unless ``x0`` is tokens 0 .. classes - 1; values are looked at on the CPU only."""
     if not isinstance(x0, Tensor) or x0.dtype != torch.int64:
         got = x0.dtype if isinstance(x0, Tensor) else type(x0).__name__
-        raise TypeError(f"x0 must be int64 tokens, got {got}")
+        raise TypeError(f"{name} must be int64 tokens, got {got}")
     if x0.ndim < 2:
-        raise ValueError(f"x0 must have shape (batch, *event), got {tuple(x0.shape)}")
+        raise ValueError(f"{name} must have shape (batch, *event), got {tuple(x0.shape)}")
     if mask is not None and (mask.dtype != torch.bool or mask.shape != x0.shape):
         raise ValueError(
             f"mask must be bool of shape {tuple(x0.shape)}, got {mask.dtype} of {tuple(mask.shape)}"
@@ -110,7 +133,7 @@ def check_tokens(x0: Tensor, classes: int, mask: Tensor | None, symbol: int | No
     low, high = (int(v) for v in real_tokens(x0, mask).aminmax())
     if low < 0 or high >= classes:
         note = "" if symbol is None else f" (the mask symbol is {symbol})"
-        raise ValueError(f"x0 must hold tokens 0 .. {classes - 1}{note}, got {low} to {high}")
+        raise ValueError(f"{name} must hold tokens 0 .. {classes - 1}{note}, got {low} to {high}")
 
 
 def real_tokens(x: Tensor, mask: Tensor | None) -> Tensor:
@@ -134,7 +157,8 @@ def move(
         x: (batch, *event) int64.
         moves: see `Moves`.
         clean: (batch, *event, V) probabilities, or (batch, *event) tokens.
-        source: pi, (V,) or, with a mask symbol, (V + 1,).
+        source: pi, (V,) or, with a mask symbol, (V + 1,); or (batch, *event) tokens, each the one
+            place that its own token's source has.
         classes: V.
         mask: (batch, *event) bool, False for tokens that stay as they are.
 
@@ -152,7 +176,7 @@ def move(
     if not len(index[0]):
         return x
     u = uniform(x, noise, tag + " to")[index]
-    drawn, size = [], max(1, CHUNK // classes)
+    drawn, size = [], _at_a_time(x, classes)
     for start in range(0, len(u), size):
         part = tuple(axis[start : start + size] for axis in index)
         here = x[part]
@@ -160,12 +184,9 @@ def move(
         # what it leaves is no place to go
         there = here.clamp(max=weights.shape[-1] - 1).unsqueeze(-1)
         kept = (here >= weights.shape[-1]).unsqueeze(-1).to(weights.dtype)
-        weights = weights.scatter(-1, there, weights.gather(-1, there) * kept)
-        some = weights.amax(-1) > 0
-        to = inverse_cdf(
-            torch.where(some.unsqueeze(-1), weights, 1.0), u[start : start + len(here)]
-        )
-        drawn.append(torch.where(some, to, here))
+        weights.scatter_(-1, there, weights.gather(-1, there) * kept)
+        some = weights.amax(-1) > 0  # where there is none, what is drawn is not used
+        drawn.append(torch.where(some, inverse(weights, u[start : start + len(here)]), here))
     return x.index_put(index, torch.cat(drawn))
 
 
@@ -177,18 +198,24 @@ def _weights(
     index: tuple[Tensor, ...],
     shape: torch.Size,
 ) -> Tensor:
-    """(n, V or V + 1) weights of where to."""
+    """(n, V or V + 1) weights of where to, a new tensor."""
     weights = torch.zeros((), dtype=double(clean), device=clean.device)
     if moves.on_clean is not None:
         p = rows_of(clean, index, classes)
         check_probs(p)
-        weights = p * _part(moves.on_clean, index, shape)
+        if moves.on_source is None and not moves.on_clean.ndim:  # only ratios count
+            return p
+        weights = p.mul_(_part(moves.on_clean, index, shape))
     if moves.on_source is None:
         return weights
-    pi = source.to(clean.device, double(clean))
-    if weights.ndim:
-        weights = functional.pad(weights, (0, len(pi) - classes))
-    return weights + pi * _part(moves.on_source, index, shape)
+    if source.is_floating_point():
+        pi = source.to(clean.device, double(clean))
+    else:
+        pi = functional.one_hot(source[index], classes).to(double(clean))
+    if weights.ndim and pi.shape[-1] > classes:
+        weights = functional.pad(weights, (0, pi.shape[-1] - classes))
+    part = _part(moves.on_source, index, shape)
+    return weights.addcmul_(pi, part) if weights.ndim else pi * part
 
 
 def _part(value: Tensor, index: tuple[Tensor, ...], shape: torch.Size) -> Tensor:
@@ -196,12 +223,27 @@ def _part(value: Tensor, index: tuple[Tensor, ...], shape: torch.Size) -> Tensor
     return value.expand(shape)[index].unsqueeze(-1) if value.ndim else value
 
 
+def inverse(probs: Tensor, u: Tensor) -> Tensor:
+    """`inverse_cdf` of rows (n, V) and levels (n,); on a CPU by two passes instead of nine."""
+    if probs.device.type != "cpu":
+        return inverse_cdf(probs, u)
+    # summed in order it never falls, and so a class of probability 0 is never the first beyond u
+    reach = probs.detach().cumsum(-1, dtype=torch.float64)
+    level = (u * reach[:, -1]).unsqueeze(-1)
+    return torch.searchsorted(reach, level, right=True).squeeze(-1).clamp(max=probs.shape[-1] - 1)
+
+
+def _at_a_time(like: Tensor, classes: int) -> int:
+    """Rows of a chunk."""
+    return max(1, (CHUNK if like.device.type == "cpu" else CHUNK_ELSEWHERE) // classes)
+
+
 def draw_classes(probs: Tensor, u: Tensor) -> Tensor:
     """A class of every token, by inversion of ``u`` (batch, *event), a few rows at a time."""
     flat, levels = probs.flatten(0, -2), u.flatten()
-    size = max(1, CHUNK // probs.shape[-1])
+    size = _at_a_time(flat, probs.shape[-1])
     parts = [
-        inverse_cdf(flat[start : start + size], levels[start : start + size])
+        inverse(flat[start : start + size], levels[start : start + size])
         for start in range(0, len(levels), size)
     ]
     return torch.cat(parts).reshape(u.shape) if parts else u.long()

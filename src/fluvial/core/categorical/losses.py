@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from fluvial.core.categorical.draws import at_class
+from fluvial.core.categorical.matrices import MatrixPath, TokenPath
 from fluvial.core.categorical.paths import CategoricalPath, MixturePath
 from fluvial.core.protocols import left_broadcast
 
@@ -42,7 +43,7 @@ def masked_loss(
 
 
 def discrete_terms(
-    path: CategoricalPath, log_p: Tensor, x: Tensor, x0: Tensor, t: Tensor, s: Tensor
+    path: TokenPath, log_p: Tensor, x: Tensor, x0: Tensor, t: Tensor, s: Tensor
 ) -> Tensor:
     """KL(q(x_s | x_t, x_0) || P(x_s | x_t)); where s = 0, -ln p(x_0) (Austin et al., 2021).
 
@@ -50,7 +51,11 @@ def discrete_terms(
 
         x = x_0:   -ln(1 - rho + rho p(x)),
         x != x_0:  (1 - rho) ln((1 - rho) / (1 - rho + rho p(x))) - rho ln p(x_0).
+
+    Of a `MatrixPath` in float64, of its own step; classes that x excludes are left out of p.
     """
+    if isinstance(path, MatrixPath):
+        return _matrix_terms(path, log_p, x, x0, t, s)
     if path.absorbing:
         weight = path.gap(s, t) / path._positive(path.drop(t))
         return masked_loss(log_p, x, x0, torch.where(s == 0, 1.0, weight), path)
@@ -81,6 +86,22 @@ def discrete_terms(
     # a token that the source never has is clean, and stays
     terms = torch.where(pi_x > 0, step / off * _divergence(true, extra), 0.0).sum(-1)
     return torch.where(first, negative_log(log_p, x0), terms)
+
+
+def _matrix_terms(
+    path: MatrixPath, log_p: Tensor, x: Tensor, x0: Tensor, t: Tensor, s: Tensor
+) -> Tensor:
+    likelihood = path.likelihood(x, t)
+    some = likelihood > 0
+    d = torch.where(some, likelihood, 1.0)
+    p = torch.where(some, log_p.to(d).exp(), 0.0)
+    total = p.sum(-1, keepdim=True).clamp(min=torch.finfo(d.dtype).tiny)
+    nll = negative_log(log_p, x0).to(d) + total.squeeze(-1).log()
+    w = p / total / d
+    certain = torch.where(some, _one_hot(x0, d) / d, 0.0)
+    true, extra = path.reached(certain, x, t, s), path.reached(w - certain, x, t, s)
+    first = left_broadcast((s == 0).expand(t.shape), x).to(x.device)
+    return torch.where(first, nll, _divergence(true, extra).sum(-1)).to(log_p.dtype)
 
 
 def continuous_terms(
@@ -153,8 +174,12 @@ def flow_terms(path: CategoricalPath, log_p: Tensor, x: Tensor, x0: Tensor, t: T
     return terms * left_broadcast(speed.clamp(max=CEILING), terms).to(terms)
 
 
-def prior_terms(path: CategoricalPath, x0: Tensor) -> Tensor:
+def prior_terms(path: TokenPath, x0: Tensor) -> Tensor:
     """KL(q(x_1 | x_0) || pi): 0 where alpha(1) = 0, infinite where absorbing and alpha(1) > 0."""
+    if isinstance(path, MatrixPath):
+        last = path.cumulative[-1]
+        table = (torch.special.xlogy(last, last) - torch.special.xlogy(last, path.pi)).sum(1)
+        return table.clamp(min=0).to(x0.device)[x0]
     one = torch.ones((), dtype=torch.float64, device=x0.device)
     alpha, drop = path.alpha(one), path.drop(one)
     if float(alpha) == 0:

@@ -24,9 +24,8 @@ from fluvial.core.categorical.draws import (
     Moves,
     at_class,
     check_prediction,
-    check_probs,
+    check_tokens,
     double,
-    draw_classes,
     move,
     uniform,
 )
@@ -63,7 +62,7 @@ class FirstHitting:
         return torch.ones(len(x), dtype=double(x), device=x.device)
 
     def step(self, x: Tensor, memory: Tensor, run: Run) -> tuple[Tensor, Tensor, Tensor]:
-        path = _absorbing(run, "FirstHitting")
+        path = _absorbing(x, run, "FirstHitting")
         drop = path.drop(run.t).to(memory).expand_as(memory) if run.k == 0 else memory
         hidden = _hidden(x, path, run)
         left = hidden.flatten(1).sum(1)
@@ -118,7 +117,7 @@ class Confident:
         return torch.ones(len(x), 2, dtype=double(x), device=x.device)
 
     def step(self, x: Tensor, memory: Tensor, run: Run) -> tuple[Tensor, Tensor, Tensor]:
-        path = _absorbing(run, "Confident")
+        path = _absorbing(x, run, "Confident")
         hidden = _hidden(x, path, run)
         left = hidden.flatten(1).sum(1)
         if run.k == 0:
@@ -129,7 +128,7 @@ class Confident:
         # a rounding must not keep a token more
         share = memory[:, 0] * path.drop(run.s).to(memory) / memory[:, 1]
         keep = (share - 1e-9).ceil().clamp(min=0).long()
-        tokens = _drawn(clean, hidden, x, run)
+        tokens = _revealed(x, hidden, clean, path, run)
         score = self._score(clean, tokens, x, run)
         chosen = _first(score, hidden, left - keep)
         return torch.where(chosen, tokens, x), memory, clean
@@ -161,11 +160,18 @@ class Remasking:
     al., NeurIPS 2025). Meant to repair errors of a network: with a perfect one, and equal steps,
     the dependence between tokens that is lost is more, not less.
 
+    With "confidence" a visible token is masked with sigma n w, n the visible tokens of the row and
+    w the softmax over them of minus the probability each had when it was drawn. So their mean is
+    sigma, as many tokens of a row are masked in the mean as the schedule says (for eta <= 1/e,
+    above which some sigma n w may be cut at 1), and one token alone, or equal probabilities, give
+    "rescale". The law of a single x_s given x_0 is not kept: what was unlikely when drawn is masked
+    more often, which is the purpose. Weights that sum to 1 instead, as in the published code, mask
+    n times fewer, and without a reveal that makes up for it leave more masks than the schedule.
+
     Args:
         rule: of sigma: "cap", min(eta, largest); "rescale", eta times the largest; "confidence",
-            the latter shared out over the visible tokens of a row by a softmax of minus the
-            probability each had when it was drawn; "loop", "cap" in pairs (t, t) and 0 in others,
-            on a grid of `remasking_loop`.
+            the latter shared out, see below; "loop", "cap" in pairs (t, t) and 0 in others, on a
+            grid of `remasking_loop`.
         eta: >= 0; by default 0.04 ("cap"), 0.015 ("rescale", "confidence"), 0.02 ("loop").
 
     Raises:
@@ -191,7 +197,7 @@ class Remasking:
         return torch.ones(x.shape, dtype=double(x), device=x.device)
 
     def step(self, x: Tensor, memory: Tensor, run: Run) -> tuple[Tensor, Tensor, Tensor]:
-        path = _absorbing(run, "Remasking")
+        path = _absorbing(x, run, "Remasking")
         clean = clean_at(x, run)
         check_prediction(clean, x, path.classes)
         mask = run.cond.get("mask")
@@ -277,7 +283,7 @@ class Gibbs:
         return None
 
     def step(self, x: Tensor, memory: Any, run: Run) -> tuple[Tensor, Any, Tensor]:
-        path = _absorbing(run, "Gibbs")
+        path = _absorbing(x, run, "Gibbs")
         if run.s != run.t:
             raise ValueError(f"Gibbs takes pairs (t, t), got ({float(run.t)}, {float(run.s)})")
         mask = run.cond.get("mask")
@@ -290,10 +296,11 @@ class Gibbs:
         return _revealed(x, chosen, clean, path, run), memory, clean
 
 
-def _absorbing(run: Run, sampler: str) -> CategoricalPath:
+def _absorbing(x: Tensor, run: Run, sampler: str) -> CategoricalPath:
     path = run.path
     if getattr(path, "mask_token", None) is None:
         raise ValueError(f"{sampler} needs an absorbing path, got {path!r}")
+    check_tokens(x, cast(CategoricalPath, path).states, run.cond.get("mask"), name="x")
     if run.s > run.t:
         raise ValueError(f"{sampler} takes pairs with s <= t, got ({float(run.t)}, {float(run.s)})")
     return cast(CategoricalPath, path)
@@ -320,14 +327,3 @@ def _revealed(x: Tensor, chosen: Tensor, clean: Tensor, path: CategoricalPath, r
     """``x`` with a draw of ``clean`` at the chosen tokens."""
     moves = Moves(chosen.to(double(x)), torch.ones(()), None)
     return move(x, moves, clean, path.pi, path.classes, run.noise, "reveal")
-
-
-def _drawn(clean: Tensor, hidden: Tensor, x: Tensor, run: Run) -> Tensor:
-    """A draw of ``clean`` at every hidden token, and ``x`` elsewhere."""
-    index = hidden.nonzero(as_tuple=True)
-    if not len(index[0]):
-        return x
-    u = uniform(x, run.noise, "reveal to")[index]
-    probs = clean[index]
-    check_probs(probs)
-    return x.index_put(index, draw_classes(probs, u))

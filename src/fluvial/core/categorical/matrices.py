@@ -1,12 +1,21 @@
 """Discrete time with any step matrices: D3PM with banded or Gaussian transitions, for small V.
 
 `CategoricalPath` needs no matrices; here a token may move to neighbours first, as grey levels do.
-Cumulative products are kept in float64, T V^2 numbers.
+All is in float64: 2 T V^2 numbers are kept, and a bound or a draw takes some of (batch, *event, V).
+Of grey levels, as D3PM has them (Austin et al., NeurIPS 2021):
+
+    betas = torch.linspace(1e-4, 0.02, 1000, dtype=torch.float64)
+    path = MatrixPath(torch.stack([gaussian_matrix(256, float(b)) for b in betas]))
+
+`TokenMatching` with ``loss="elbo"``, `elbo` with the form "discrete", conversions between clean and
+cavity predictions, and `simulate.Ancestral` go with it. All times are multiples of 1 / T, (), or
+(batch,), and are looked at on the host.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from functools import reduce
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -21,6 +30,7 @@ from fluvial.core.categorical.draws import (
     real_tokens,
     uniform,
 )
+from fluvial.core.categorical.paths import CategoricalPath
 from fluvial.core.protocols import Draw, Noise
 
 
@@ -32,18 +42,23 @@ class MatrixPath:
         prior: (V,) the law of the source; by default that of the last step from uniform tokens.
 
     Raises:
-        ValueError: rows that are no probabilities; in a call, a time that is no multiple of 1 / T,
-            t < s, tokens out of range.
+        ValueError: rows that are no probabilities; in a call, a time that is no multiple of 1 / T
+            or not (), or (batch,), t < s, tokens out of range.
+        TypeError: ``matrices`` or a time is no tensor; in a call, tokens that are not int64.
     """
 
     mask_token = None
+    absorbing = False
 
     def __init__(self, matrices: Tensor, prior: Tensor | None = None) -> None:
+        if not isinstance(matrices, Tensor):
+            raise TypeError(f"matrices must be a tensor, got {type(matrices).__name__}")
         q = matrices.detach().double().cpu()
-        if q.ndim != 3 or q.shape[1] != q.shape[2] or not len(q):
+        if q.ndim != 3 or q.shape[1] != q.shape[2] or not q.numel():
             raise ValueError(f"matrices must have shape (T, V, V), got {tuple(matrices.shape)}")
-        if not bool((q >= 0).all()) or not bool(((q.sum(-1) - 1).abs() < 1e-9).all()):
+        if not bool((q >= 0).all()) or not bool(((q.sum(-1) - 1).abs() < 1e-6).all()):
             raise ValueError("matrices must have rows >= 0 that sum to 1")
+        q = q / q.sum(-1, keepdim=True)
         self.steps, self.classes = len(q), q.shape[1]
         cumulative = [torch.eye(self.classes, dtype=torch.float64)]
         for step in q:
@@ -63,7 +78,7 @@ class MatrixPath:
 
     def source(self, like: Tensor, noise: Noise, **cond: Any) -> Tensor:
         """x_1: independent draws of the prior, in the shape of ``like``."""
-        probs = self.pi.to(like.device).expand(*like.shape, -1)
+        probs = self.pi.to(like.device, double(like)).expand(*like.shape, -1)
         return self._draw(probs, like, noise, "source", cond)
 
     def sample(
@@ -71,68 +86,104 @@ class MatrixPath:
     ) -> Draw:
         """A draw of q(x_t | x_0)."""
         mask = cond.get("mask")
-        check_tokens(x0, self.classes, mask)
+        self.check_data(x0, mask)
 
         def target(kind: str) -> Tensor:
             if kind not in ("clean", "cavity"):
                 raise ValueError(f"MatrixPath has targets 'clean' and 'cavity', got {kind!r}")
             return x0
 
-        start = functional.one_hot(real_tokens(x0, mask), self.classes).to(double(x0))
-        x = self._draw(_times(start, self._between(0, t, x0)), x0, noise, "sample", cond)
+        x = self._draw(self.marginal_probs(real_tokens(x0, mask), t), x0, noise, "sample", cond)
         return Draw(x, x0, x1, t, target)
 
     def posterior(
         self, x: Tensor, clean: Tensor, t: Tensor, s: Tensor, noise: Noise, **cond: Any
     ) -> Tensor:
         """A draw of P(x_s | x_t = x), ``clean`` the law of the clean token given all of x_t."""
+        check_tokens(x, self.classes, cond.get("mask"), name="x")
         probs = self.posterior_probs(real_tokens(x, cond.get("mask")), clean, t, s)
         return self._draw(probs, x, noise, "posterior", cond)
 
-    def posterior_probs(self, x: Tensor, clean: Tensor, t: Tensor, s: Tensor) -> Tensor:
-        """sum_k p_k Q_st(j, x) Q_0s(k, j) / Q_0t(k, x), (batch, *event, V)."""
-        check_prediction(clean, x, self.classes)
-        p = clean if clean.is_floating_point() else functional.one_hot(clean, self.classes)
-        p = p.to(double(x))
-        check_probs(p)
-        end = functional.one_hot(x, self.classes).to(p)
-        likelihood = _times(end, self._between(0, t, x).mT)
-        w = torch.where(likelihood > 0, p / torch.where(likelihood > 0, likelihood, 1.0), 0.0)
-        probs = _times(end, self._between(s, t, x).mT) * _times(w, self._between(0, s, x))
-        total = probs.sum(-1, keepdim=True)
-        return torch.where(total > 0, probs / torch.where(total > 0, total, 1.0), end)
-
     def transition(self, x: Tensor, s: Tensor, t: Tensor, noise: Noise, **cond: Any) -> Tensor:
         """A draw of q(x_t | x_s = x)."""
-        start = functional.one_hot(real_tokens(x, cond.get("mask")), self.classes).to(double(x))
-        return self._draw(_times(start, self._between(s, t, x)), x, noise, "transition", cond)
+        check_tokens(x, self.classes, cond.get("mask"), name="x")
+        start = real_tokens(x, cond.get("mask"))
+        probs = _rows(self._between(s, t, x), start)
+        return self._draw(probs, x, noise, "transition", cond)
 
     def readout(self, x: Tensor, clean: Tensor) -> Tensor:
         return x
 
-    def _between(self, s: Tensor | int, t: Tensor, like: Tensor) -> Tensor:
+    def masked(self, x: Tensor) -> Tensor:
+        """Which tokens hold a mask symbol beyond the classes: none do."""
+        return x == self.classes
+
+    def check_data(self, x0: Tensor, mask: Tensor | None = None) -> None:
+        """Raise unless ``x0`` is tokens of the data; values are looked at on the CPU only."""
+        check_tokens(x0, self.classes, mask)
+
+    # Laws, (batch, *event, V) float64
+
+    def marginal_probs(self, x0: Tensor, t: Tensor) -> Tensor:
+        """q(x_t | x_0)."""
+        return _rows(self._cumulative(t, x0), x0)
+
+    def likelihood(self, x: Tensor, t: Tensor) -> Tensor:
+        """D_k = q(x_t = x | x_0 = k)."""
+        return _rows(self._cumulative(t, x).mT, x)
+
+    def posterior_probs(self, x: Tensor, clean: Tensor, t: Tensor, s: Tensor) -> Tensor:
+        """sum_k p_k Q_st(j, x) Q_0s(k, j) / D_k; where the state excludes all of p, x stays."""
+        check_prediction(clean, x, self.classes)
+        p = clean if clean.is_floating_point() else functional.one_hot(clean, self.classes)
+        p = p.to(double(x))
+        check_probs(p)
+        likelihood = self.likelihood(x, t)
+        w = torch.where(likelihood > 0, p / torch.where(likelihood > 0, likelihood, 1.0), 0.0)
+        probs = self.reached(w, x, t, s)
+        total = probs.sum(-1, keepdim=True)
+        end = functional.one_hot(x, self.classes).to(p)
+        return torch.where(total > 0, probs / torch.where(total > 0, total, 1.0), end)
+
+    def reached(self, w: Tensor, x: Tensor, t: Tensor, s: Tensor) -> Tensor:
+        """Q_st(j, x) sum_k w_k Q_0s(k, j): P(x_s = j | x_t = x) for w = p / D."""
+        start = self._cumulative(s, x)
+        carried = (w.flatten(1, -2) @ start).reshape(w.shape)
+        return carried * _rows(self._between(s, t, x).mT, x)
+
+    def _cumulative(self, t: Tensor, like: Tensor) -> Tensor:
+        """Q_0t, (V, V) or one a row."""
+        return self.cumulative[self._index(t)].to(like.device, double(like))
+
+    def _between(self, s: Tensor, t: Tensor, like: Tensor) -> Tensor:
         """Q_st, (V, V) or one a row."""
-        upper = self._index(t)
-        if isinstance(s, int):
-            return self.cumulative[upper].to(like.device)
-        lower = self._index(s)
+        lower, upper = torch.broadcast_tensors(self._index(s), self._index(t))
         if bool((lower > upper).any()):
             raise ValueError(f"s must not exceed t, got s={s.tolist()} and t={t.tolist()}")
-        lower, upper = torch.broadcast_tensors(lower, upper)
-        products = []
-        for low, high in zip(lower.flatten().tolist(), upper.flatten().tolist(), strict=True):
-            product = torch.eye(self.classes, dtype=torch.float64)
-            for step in self.matrices[low:high]:
-                product = product @ step
-            products.append(product)
-        return (
-            torch.stack(products).reshape(*lower.shape, self.classes, self.classes).to(like.device)
+        pairs = torch.stack([lower.flatten(), upper.flatten()], dim=1)
+        pairs, which = pairs.unique(dim=0, return_inverse=True)
+        products = torch.stack(
+            [
+                reduce(torch.matmul, self.matrices[low:high], self.cumulative[0])
+                for low, high in pairs.tolist()
+            ]
         )
+        return products[which.reshape(lower.shape)].to(like.device, double(like))
 
     def _index(self, t: Tensor) -> Tensor:
-        index = (t.double().cpu() * self.steps).round()
-        if not bool(((t.double().cpu() * self.steps - index).abs() < 1e-6).all()):
-            raise ValueError(f"times must be multiples of 1 / {self.steps}, got {t.tolist()}")
+        if not isinstance(t, Tensor):
+            raise TypeError(f"times must be tensors, got {t!r}; see torch.tensor")
+        if t.ndim > 1:
+            raise ValueError(
+                f"times of a MatrixPath must be () or (batch,), got shape {tuple(t.shape)}"
+            )
+        position = t.double().cpu() * self.steps
+        index = position.round()
+        whole = ((position - index).abs() < 1e-6) & (index >= 0) & (index <= self.steps)
+        if not bool(whole.all()):
+            raise ValueError(
+                f"times must be multiples of 1 / {self.steps} in [0, 1], got {t.tolist()}"
+            )
         return index.long()
 
     def _draw(
@@ -142,12 +193,21 @@ class MatrixPath:
         mask = cond.get("mask")
         return x if mask is None else torch.where(mask, x, like)
 
+    def __repr__(self) -> str:
+        return f"MatrixPath({self.classes} classes, {self.steps} steps)"
 
-def _times(rows: Tensor, matrix: Tensor) -> Tensor:
-    """Rows (batch, *event, V) times one matrix, or one a row of the batch."""
+
+TokenPath: TypeAlias = CategoricalPath | MatrixPath
+"""What goes with the discrete bound, and with clean and cavity predictions."""
+
+
+def _rows(matrix: Tensor, x: Tensor) -> Tensor:
+    """The rows at ``x`` of one matrix, or of one a row of the batch: (batch, *event, V)."""
     if matrix.ndim == 2:
-        return rows @ matrix
-    return (rows.flatten(1, -2) @ matrix).reshape(rows.shape)
+        return matrix[x]
+    if len(matrix) != len(x):
+        raise ValueError(f"got {len(matrix)} times for a batch of {len(x)}")
+    return matrix[torch.arange(len(x), device=x.device).reshape(-1, *[1] * (x.ndim - 1)), x]
 
 
 def gaussian_matrix(classes: int, beta: float) -> Tensor:

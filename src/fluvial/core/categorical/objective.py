@@ -16,6 +16,7 @@ from fluvial.core.categorical.losses import (
     negative_log,
     score_entropy_terms,
 )
+from fluvial.core.categorical.matrices import MatrixPath, TokenPath
 from fluvial.core.categorical.paths import CategoricalPath, MixturePath
 from fluvial.core.categorical.predictions import TokenField, log_clean, log_score, network_time
 from fluvial.core.protocols import Noise, Objective, left_broadcast
@@ -50,7 +51,7 @@ class TokenMatching(Objective):
     Args:
         network: called as ``network(x, t, **conditions)``, t (batch,), returns (batch, *event, V or
             more) logits; those beyond V are not used.
-        path: how tokens are noised.
+        path: how tokens are noised; of a `MatrixPath`, ``steps`` must divide its own.
         loss: "elbo", the discrete bound if ``steps`` is given and the continuous one if not;
             "flow", that of the mixture path; or "cross_entropy", unweighted, of all tokens that are
             not visible on an absorbing path.
@@ -68,12 +69,13 @@ class TokenMatching(Objective):
     Raises:
         ValueError: an argument is none of these, or two do not go together; in a call, what
             `forward` says.
+        TypeError: ``path`` is no path.
     """
 
     def __init__(
         self,
         network: nn.Module,
-        path: CategoricalPath,
+        path: TokenPath,
         *,
         loss: Loss = "elbo",
         predicts: str = "clean",
@@ -84,6 +86,8 @@ class TokenMatching(Objective):
         null: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__()
+        if not isinstance(path, CategoricalPath | MatrixPath):
+            raise TypeError(f"path must be a CategoricalPath or a MatrixPath, got {path!r}")
         if loss not in ("elbo", "flow", "cross_entropy"):
             raise ValueError(f"loss must be elbo, flow or cross_entropy, got {loss!r}")
         if predicts not in ("clean", "cavity", "score"):
@@ -92,6 +96,11 @@ class TokenMatching(Objective):
             raise ValueError(
                 "a score is learned by loss='elbo' in continuous time, without aux; got "
                 f"loss={loss!r}, steps={steps}, aux={aux}"
+            )
+        if isinstance(path, MatrixPath) and (loss != "elbo" or not steps or path.steps % steps):
+            raise ValueError(
+                f"{path} goes with loss='elbo' and steps that divide its own, got loss={loss!r} "
+                f"and steps={steps}"
             )
         jumps = isinstance(path, MixturePath) and not path.absorbing
         if predicts == "score" and jumps:
@@ -179,17 +188,19 @@ class TokenMatching(Objective):
 
     def _terms(self, logits: Tensor, x: Tensor, x0: Tensor, t: Tensor, s: Tensor) -> Tensor:
         if self.predicts == "score":
-            return score_entropy_terms(self.path, log_score(logits, x, t, self.path), x, x0, t)
+            score = log_score(logits, x, t, cast(CategoricalPath, self.path))
+            return score_entropy_terms(cast(CategoricalPath, self.path), score, x, x0, t)
         log_p = log_clean(logits, self.predicts, x, t, self.path)
         if self.steps is not None:
             return discrete_terms(self.path, log_p, x, x0, t, s)
+        path = cast(CategoricalPath, self.path)
         match self.loss:
             case "elbo":
-                return continuous_terms(self.path, log_p, x, x0, t)
+                return continuous_terms(path, log_p, x, x0, t)
             case "flow":
-                return flow_terms(self.path, log_p, x, x0, t)
+                return flow_terms(path, log_p, x, x0, t)
         terms = negative_log(log_p, x0)
-        return torch.where(self.path.masked(x), terms, 0) if self.path.absorbing else terms
+        return torch.where(path.masked(x), terms, 0) if path.absorbing else terms
 
     def _dropped(self, cond: dict[str, Tensor], t: Tensor, noise: Noise) -> dict[str, Tensor]:
         if self.drop == 0:

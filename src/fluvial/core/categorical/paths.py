@@ -22,6 +22,7 @@ Times may be (), (batch,) or shaped as the state: an element may have a clock of
 
 from __future__ import annotations
 
+import operator
 from typing import Any, Literal
 
 import torch
@@ -32,6 +33,7 @@ from fluvial.core.categorical.draws import (
     Moves,
     at_class,
     check_prediction,
+    check_times,
     check_tokens,
     double,
     move,
@@ -58,8 +60,9 @@ class CategoricalPath:
     Raises:
         ValueError: ``classes`` < 1, or probabilities that are negative, not finite, or do not sum
             to 1 within 1e-6; in a call, tokens out of range (on the CPU), a mask symbol in data,
-            t < s.
-        TypeError: in a call, tokens that are not int64.
+            t < s, times out of [0, 1].
+        TypeError: ``classes`` is no integer or ``schedule`` no `Schedule`; in a call, tokens that
+            are not int64, times that are no tensors.
     """
 
     def __init__(
@@ -68,10 +71,15 @@ class CategoricalPath:
         source: Source | Tensor = "absorbing",
         schedule: Schedule | None = None,
     ) -> None:
+        try:
+            self.classes = classes = operator.index(classes)
+        except TypeError:
+            raise TypeError(f"classes must be an integer, got {classes!r}") from None
         if classes < 1:
             raise ValueError(f"classes must be at least 1, got {classes}")
-        self.classes = classes
         self.schedule = Linear() if schedule is None else schedule
+        if not isinstance(self.schedule, Schedule):
+            raise TypeError(f"schedule must be a Schedule, such as Linear(), got {schedule!r}")
         self.mask_token: int | None = None
         self.kind: str = source if isinstance(source, str) else "marginal"
         if isinstance(source, Tensor):
@@ -135,13 +143,14 @@ class CategoricalPath:
     ) -> Draw:
         """A draw of q(x_t | x_0): each token of ``x1``, a draw of the source, with 1 - alpha."""
         self.check_data(x0, cond.get("mask"))
+        check_times(x0, t)
         noised = uniform(x0, noise, "noised") < left_broadcast(self.drop(t), x0)
         mask = cond.get("mask")
         noised = noised if mask is None else noised & mask
         if x1 is None:
             x1 = self.draw_source(x0, noise, "source")
-        elif x1.shape != x0.shape:
-            raise ValueError(f"x1 has shape {tuple(x1.shape)}, x0 {tuple(x0.shape)}")
+        else:
+            self.check_end(x1, x0, mask)
 
         def target(kind: str) -> Tensor:
             if kind not in ("clean", "cavity"):
@@ -166,6 +175,7 @@ class CategoricalPath:
 
     def transition(self, x: Tensor, s: Tensor, t: Tensor, noise: Noise, **cond: Any) -> Tensor:
         """A draw of q(x_t | x_s = x)."""
+        self._check_step(x, t, s, cond.get("mask"))
         lost = self._lost(s, t)
         noised = uniform(x, noise, "transition") < left_broadcast(lost, x)
         mask = cond.get("mask")
@@ -179,8 +189,8 @@ class CategoricalPath:
 
     def moves(self, x: Tensor, clean: Tensor, t: Tensor, s: Tensor) -> Moves:
         """P(x_s | x_t = x) as `Moves`: the chance to change at all, and where to."""
+        self._check_step(x, t, s)
         check_prediction(clean, x, self.classes)
-        check_order(t, s)
         if self.absorbing:
             reveal = left_broadcast(self.gap(s, t) / self._positive(self.drop(t)), x)
             leave = torch.where(self.masked(x), reveal.to(x.device), 0.0).to(double(x))
@@ -201,6 +211,7 @@ class CategoricalPath:
         R(y) = beta(t) pi(x) s_y for y != x, with beta = -alpha' / alpha and s the score: the limit
         of P(x_s = y) / (t - s). Only at alpha(t) > 0, unless absorbing.
         """
+        self._check_step(x, t, t)
         check_prediction(clean, x, self.classes)
         speed = left_broadcast(-self.alpha_rate(t) / self._positive(self.drop(t)), x).to(x.device)
         if self.absorbing:
@@ -274,6 +285,17 @@ class CategoricalPath:
         """Raise unless ``x0`` is tokens of the data; values are looked at on the CPU only."""
         check_tokens(x0, self.classes, mask, self.mask_token)
 
+    def check_end(self, x1: Tensor, x: Tensor, mask: Tensor | None = None) -> None:
+        """Raise unless ``x1`` is states in the shape of ``x``; values on the CPU only."""
+        if isinstance(x1, Tensor) and x1.shape != x.shape:
+            raise ValueError(f"x1 must have shape {tuple(x.shape)}, got {tuple(x1.shape)}")
+        check_tokens(x1, self.states, mask, name="x1")
+
+    def _check_step(self, x: Tensor, t: Tensor, s: Tensor, mask: Tensor | None = None) -> None:
+        check_tokens(x, self.states, mask, name="x")
+        check_times(x, t, s)
+        check_order(t, s)
+
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.classes}, {self.kind!r}, {self.schedule})"
 
@@ -298,30 +320,49 @@ class MixturePath(CategoricalPath):
 
     and any multiple of both together leaves every x_t as it is (`TauLeaping`'s ``corrector``).
     Absorbing, it is the diffusion. With data as x_1 (a coupling, retrosynthesis) it is the jump
-    bridge (Igashov et al., ICLR 2024): give ``x1`` to `sample` and, as a condition, `transition`.
+    bridge (Igashov et al., ICLR 2024): give ``x1`` to `sample`, and to `simulate` as a condition,
+    for `transition`, the corrector and the field, which must see x_1 for the corrector to be exact.
 
     Args:
         classes, source, schedule: as `CategoricalPath`.
     """
 
     def moves(self, x: Tensor, clean: Tensor, t: Tensor, s: Tensor) -> Moves:
+        self._check_step(x, t, s)
         check_prediction(clean, x, self.classes)
-        check_order(t, s)
         jump = left_broadcast(self.gap(s, t) / self._positive(self.drop(t)), x).to(x.device)
         return Moves(jump * (1 - at_class(clean, x)), torch.ones((), dtype=double(x)), None)
 
     def rates(self, x: Tensor, clean: Tensor, t: Tensor) -> Moves:
+        self._check_step(x, t, t)
         check_prediction(clean, x, self.classes)
         speed = left_broadcast(-self.alpha_rate(t) / self._positive(self.drop(t)), x).to(x.device)
         return Moves(speed * (1 - at_class(clean, x)), torch.ones((), dtype=double(x)), None)
+
+    def source_at(self, x: Tensor, x1: Tensor | None = None) -> Tensor:
+        """pi(x), or [x = x_1] of a given end."""
+        if x1 is None or self.absorbing:  # where absorbing all ends are masks
+            return super().source_at(x)
+        return (x == x1).to(double(x))
+
+    def draw(
+        self, x: Tensor, moves: Moves, clean: Tensor, noise: Noise, tag: str, **cond: Any
+    ) -> Tensor:
+        x1, mask = cond.get("x1"), cond.get("mask")
+        if x1 is not None:
+            self.check_end(x1, x, mask)
+        pi = self.pi if x1 is None or self.absorbing else x1
+        return move(x, moves, clean, pi, self.classes, noise, tag, mask)
 
     def transition(self, x: Tensor, s: Tensor, t: Tensor, noise: Noise, **cond: Any) -> Tensor:
         """A draw of q(x_t | x_s = x): a jump to ``x1``, or to a draw of the source."""
         x1 = cond.get("x1")
         if x1 is None:
             return super().transition(x, s, t, noise, **cond)
-        jumps = uniform(x, noise, "transition") < left_broadcast(self._lost(s, t), x)
         mask = cond.get("mask")
+        self.check_end(x1, x, mask)
+        self._check_step(x, t, s, mask)
+        jumps = uniform(x, noise, "transition") < left_broadcast(self._lost(s, t), x)
         return torch.where(jumps if mask is None else jumps & mask, x1, x)
 
 
@@ -411,14 +452,18 @@ def rate_matrix_rows(path: CategoricalPath, x: Tensor, clean: Tensor, t: Tensor)
     return moves.leave.unsqueeze(-1) * (targets - start)
 
 
-def moves_probs(path: CategoricalPath, x: Tensor, clean: Tensor, moves: Moves) -> Tensor:
-    """The law of the tokens after the moves."""
+def moves_probs(
+    path: CategoricalPath, x: Tensor, clean: Tensor, moves: Moves, x1: Tensor | None = None
+) -> Tensor:
+    """The law of the tokens after the moves, to ``x1`` if given in the place of the source."""
     start = functional.one_hot(x, path.states).to(double(x))
     leave = moves.leave.unsqueeze(-1)
-    return (1 - leave) * start + leave * _targets(path, x, clean, moves)
+    return (1 - leave) * start + leave * _targets(path, x, clean, moves, x1)
 
 
-def _targets(path: CategoricalPath, x: Tensor, clean: Tensor, moves: Moves) -> Tensor:
+def _targets(
+    path: CategoricalPath, x: Tensor, clean: Tensor, moves: Moves, x1: Tensor | None = None
+) -> Tensor:
     """(batch, *event, states): where a token goes that leaves."""
     p = clean if clean.is_floating_point() else functional.one_hot(clean, path.classes)
     weights = torch.zeros((*x.shape, path.states), dtype=double(x), device=x.device)
@@ -426,7 +471,8 @@ def _targets(path: CategoricalPath, x: Tensor, clean: Tensor, moves: Moves) -> T
         p = functional.pad(p.to(weights), (0, path.states - path.classes))
         weights = weights + p * _last_axis(moves.on_clean)
     if moves.on_source is not None:
-        weights = weights + path.pi.to(weights) * _last_axis(moves.on_source)
+        pi = path.pi if x1 is None else functional.one_hot(x1, path.states)
+        weights = weights + pi.to(weights) * _last_axis(moves.on_source)
     weights = weights.scatter(-1, x.unsqueeze(-1), 0.0)
     total = weights.sum(-1, keepdim=True)
     return weights / torch.where(total > 0, total, 1.0)

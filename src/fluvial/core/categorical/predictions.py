@@ -26,13 +26,14 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from dataclasses import field as dataclass_field
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from fluvial.core.categorical.draws import at_class, double, real_tokens
+from fluvial.core.categorical.matrices import MatrixPath, TokenPath
 from fluvial.core.categorical.paths import CategoricalPath
 from fluvial.core.protocols import Field, left_broadcast
 
@@ -41,7 +42,7 @@ CERTAIN = 1e300
 
 
 def convert_prediction(
-    value: Tensor, kind: str, to: str, x: Tensor, t: Tensor, path: CategoricalPath
+    value: Tensor, kind: str, to: str, x: Tensor, t: Tensor, path: TokenPath
 ) -> Tensor:
     """A prediction of one kind as one of another.
 
@@ -53,13 +54,25 @@ def convert_prediction(
         A prediction of the kind ``to``, in the dtype of ``value``.
 
     Raises:
-        ValueError: a kind that is none of `KINDS`; a score at alpha(t) = 0, where it says nothing
-            about the clean token.
+        ValueError: a kind that is none of `KINDS`, or a shape that is not of it; a score at
+            alpha(t) = 0, where it says nothing about the clean token; a score of a `MatrixPath`.
     """
     _check(kind)
     _check(to)
     if kind == to:
         return value
+    widths = {path.classes, path.states} if kind == "score" else {path.classes}
+    if value.shape[:-1] != x.shape or value.shape[-1] not in widths:
+        raise ValueError(
+            f"a {kind} prediction must have shape {(*x.shape, max(widths))}, got "
+            f"{tuple(value.shape)}"
+        )
+    if isinstance(path, MatrixPath):
+        if "score" in (kind, to):
+            raise ValueError(
+                f"{path} has clean and cavity predictions, got {kind!r} to be made {to!r}"
+            )
+        return _by_matrices(value.to(double(value)), kind, x, t, path).to(value.dtype)
     if kind == "score":
         clean = _clean_from_score(value.to(double(value)), x, t, path)
     else:
@@ -88,6 +101,19 @@ def _reweighted(p: Tensor, x: Tensor, t: Tensor, path: CategoricalPath, *, inver
     return q if inverse else torch.where(gain.isinf().unsqueeze(-1), start, q)
 
 
+def _by_matrices(p: Tensor, kind: str, x: Tensor, t: Tensor, path: MatrixPath) -> Tensor:
+    """p_k D_k of a cavity, p_k / D_k of a clean law, normalised, with D of a `MatrixPath`."""
+    likelihood = path.likelihood(x, t)
+    some = likelihood > 0
+    if kind == "cavity":
+        q = p * likelihood
+    else:
+        q = torch.where(some, p / torch.where(some, likelihood, 1.0), 0.0)
+    total = q.sum(-1, keepdim=True)
+    start = functional.one_hot(x, path.classes).to(p)
+    return torch.where(total > 0, q / torch.where(total > 0, total, 1.0), start)
+
+
 def at_token_gain(x: Tensor, t: Tensor, path: CategoricalPath) -> Tensor:
     """D_x / D_k, k != x: 1 + alpha / (drop pi(x)), (batch, *event) float64."""
     alpha, drop = (left_broadcast(v, x).to(x.device) for v in (path.alpha(t), path.drop(t)))
@@ -96,7 +122,7 @@ def at_token_gain(x: Tensor, t: Tensor, path: CategoricalPath) -> Tensor:
     return torch.where(off > 0, 1 + alpha / off, torch.inf).expand(x.shape)
 
 
-def visible_one_hot(p: Tensor, x: Tensor, path: CategoricalPath) -> Tensor:
+def visible_one_hot(p: Tensor, x: Tensor, path: TokenPath) -> Tensor:
     """``p`` where tokens are masked, and their one-hot where they are visible; absorbing."""
     visible = (x < path.classes).unsqueeze(-1)
     one = visible.to(p.dtype)
@@ -189,19 +215,28 @@ def network_time(network: nn.Module, t: Tensor, x: Tensor) -> Tensor:
     return t.expand(len(x)) if t.ndim == 0 else t
 
 
-def log_clean(logits: Tensor, kind: str, x: Tensor, t: Tensor, path: CategoricalPath) -> Tensor:
+def log_clean(logits: Tensor, kind: str, x: Tensor, t: Tensor, path: TokenPath) -> Tensor:
     """Logarithms of the clean law that a network's logits stand for, float32 or wider.
 
     Logits are cut to the V symbols of the data: the mask symbol is no clean token. Those of a
-    cavity gain ln(D_x / D_k) at the token that is there. Visible tokens of an absorbing path are
-    left as they are: nothing that uses this looks at them.
+    cavity gain ln(D_x / D_k) at the token that is there (of a `MatrixPath`, ln D_k everywhere).
+    Visible tokens of an absorbing path are left as they are: nothing that uses this looks at them.
     """
+    return _clean_logits(logits, kind, x, t, path).log_softmax(-1)
+
+
+def _clean_logits(logits: Tensor, kind: str, x: Tensor, t: Tensor, path: TokenPath) -> Tensor:
+    """What `log_clean` normalises: ``logits`` themselves, or a new tensor."""
     logits = logits[..., : path.classes]
     logits = logits if logits.dtype == torch.float64 else logits.float()
-    if kind == "cavity" and not path.absorbing:
+    if isinstance(path, MatrixPath):
+        if kind == "cavity":
+            # kept finite where a class is impossible: as a gradient of padding, -inf would be NaN
+            logits = logits + path.likelihood(x, t).clamp(min=1e-300).log().to(logits)
+    elif kind == "cavity" and not path.absorbing:
         gain = at_token_gain(x, t, path).log().clamp(max=80.0).to(logits)
         logits = logits.scatter_add(-1, x.unsqueeze(-1), gain.unsqueeze(-1))
-    return logits.log_softmax(-1)
+    return logits
 
 
 def log_score(output: Tensor, x: Tensor, t: Tensor, path: CategoricalPath) -> Tensor:
@@ -235,16 +270,22 @@ class TokenField:
         path: for what its logits mean.
         output: "clean", "cavity" (as D3PM and UDLM train it) or "score" (SEDD).
         predicts: what to give: by default "clean", which samplers want.
+        overwrite: put the probabilities in the place of the logits, which saves memory and time
+            where V is large. Not for a network that keeps what it returned; without effect where
+            gradients flow.
     """
 
     network: nn.Module
-    path: CategoricalPath
+    path: TokenPath
     output: str = "clean"
     predicts: str = "clean"
+    overwrite: bool = False
 
     def __post_init__(self) -> None:
         _check(self.output)
         _check(self.predicts)
+        if isinstance(self.path, MatrixPath) and "score" in (self.output, self.predicts):
+            raise ValueError(f"{self.path} has clean and cavity predictions, got 'score'")
 
     def __call__(self, x: Tensor, t: Tensor, **cond: Any) -> Tensor:
         logits = self.network(x, network_time(self.network, t, x), **cond)
@@ -258,25 +299,33 @@ class TokenField:
             # of all kinds: p ∝ s, at t = 1 too, and a masked token's cavity is its clean law
             return self._masked(logits, x)
         if self.output == "score":
-            value = log_score(logits, x, t, self.path).exp()
+            value = log_score(logits, x, t, cast(CategoricalPath, self.path)).exp()
             return convert_prediction(value, "score", self.predicts, x, t, self.path)
         if self.output == "cavity" and self.predicts == "cavity":
             logits = logits[..., : self.path.classes]
             return (logits if logits.dtype == torch.float64 else logits.float()).softmax(-1)
-        clean = log_clean(logits, self.output, x, t, self.path).exp()
+        clean = self._softmax(_clean_logits(logits, self.output, x, t, self.path))
         if self.path.absorbing:
             clean = visible_one_hot(clean, x, self.path)
         return convert_prediction(clean, "clean", self.predicts, x, t, self.path)
 
     def _masked(self, logits: Tensor, x: Tensor) -> Tensor:
         logits = logits[..., : self.path.classes]
-        p = (logits if logits.dtype == torch.float64 else logits.float()).softmax(-1)
-        if p.requires_grad:
-            return visible_one_hot(p, x, self.path)
-        # in place: where there are many classes, memory is what this costs
-        visible = (~self.path.masked(x)).unsqueeze(-1)
-        index = x.clamp(max=self.path.classes - 1).unsqueeze(-1)
-        return p.masked_fill_(visible, 0.0).scatter_add_(-1, index, visible.to(p.dtype))
+        logits = logits if logits.dtype == torch.float64 else logits.float()
+        if logits.requires_grad:
+            return visible_one_hot(logits.softmax(-1), x, self.path)
+        # in place and by rows: where there are many classes, memory is what this costs
+        flat = self._softmax(logits).reshape(-1, logits.shape[-1])
+        tokens = x.flatten()
+        rows = (tokens < self.path.classes).nonzero().squeeze(1)
+        flat[rows] = 0.0
+        flat[rows, tokens[rows]] = 1.0
+        return flat.view(*x.shape, logits.shape[-1])
+
+    def _softmax(self, logits: Tensor) -> Tensor:
+        if self.overwrite and not logits.requires_grad:
+            return torch.softmax(logits, -1, out=logits)
+        return logits.softmax(-1)
 
 
 @dataclass(frozen=True)
@@ -285,14 +334,14 @@ class Converted:
 
     field: Field
     predicts: str
-    path: CategoricalPath
+    path: TokenPath
 
     def __call__(self, x: Tensor, t: Tensor, **cond: Any) -> Tensor:
         value = self.field(x, t, **cond)
         return convert_prediction(value, self.field.predicts, self.predicts, x, t, self.path)
 
 
-def convert(field: Field, kind: str, path: CategoricalPath) -> Field:
+def convert(field: Field, kind: str, path: TokenPath) -> Field:
     """The same field, predicting ``kind``. A field that does already comes back as it is."""
     _check(kind)
     _check(field.predicts)

@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from fluvial.core.categorical.draws import Moves, at_class, double, move, real_tokens
-from fluvial.core.categorical.paths import CategoricalPath
+from fluvial.core.categorical.paths import CategoricalPath, MixturePath
 from fluvial.core.categorical.predictions import clean_of, tweedie_probs
 from fluvial.core.protocols import Run
 
@@ -52,7 +52,8 @@ class TauLeaping:
     With a corrector a(t), rates to the data are multiplied by 1 + a and rates a times those of the
     noising are added: both together leave the law of x_t as it is, forget earlier errors, and need
     shorter steps (the corrector of discrete flow matching; to first order in h, the remasking of
-    `fluvial.core.categorical.masked.Remasking` with sigma = a beta h).
+    `fluvial.core.categorical.masked.Remasking` with sigma = a beta h). On a `MixturePath` with
+    ``x1`` among the conditions the rates to the source are those to x_1.
 
     Args:
         form: "exponential" as above, or "linear": it leaves with probability min(h R, 1).
@@ -60,8 +61,8 @@ class TauLeaping:
             function of t, a number.
 
     Raises:
-        ValueError: ``form`` is unknown, or a number is negative or not finite; in a step, a
-            corrector with ``x1`` among the conditions.
+        ValueError: ``form`` is unknown, or a number is negative or not finite; in a step, a path
+            without rates, or a corrector with ``x1`` on a path that is no `MixturePath`.
     """
 
     def __init__(
@@ -79,24 +80,32 @@ class TauLeaping:
         return None
 
     def step(self, x: Tensor, memory: Any, run: Run) -> tuple[Tensor, Any, Tensor]:
-        path = cast(CategoricalPath, run.path)
+        if not isinstance(run.path, CategoricalPath):
+            raise ValueError(f"TauLeaping needs a CategoricalPath, got {run.path!r}")
+        path = run.path
         clean = clean_at(x, run)
         if run.s > run.t:
             return path.transition(x, run.t, run.s, run.noise, **run.cond), memory, clean
         if run.s == 0 or float(path.alpha(run.t)) == 0:
             return path.posterior(x, clean, run.t, run.s, run.noise, **run.cond), memory, clean
-        if self.corrector and run.cond.get("x1") is not None:
-            raise ValueError("corrector noises to the law of the source: it does not go with x1")
         real = real_tokens(x, run.cond.get("mask"))
-        moves = self.moves(real, clean, run.t, run.s, path)
+        moves = self.moves(real, clean, run.t, run.s, path, run.cond.get("x1"))
         return path.draw(x, moves, clean, run.noise, "leap", **run.cond), memory, clean
 
-    def moves(self, x: Tensor, clean: Tensor, t: Tensor, s: Tensor, path: CategoricalPath) -> Moves:
-        """What becomes of every token in the step."""
+    def moves(
+        self,
+        x: Tensor,
+        clean: Tensor,
+        t: Tensor,
+        s: Tensor,
+        path: CategoricalPath,
+        x1: Tensor | None = None,
+    ) -> Moves:
+        """What becomes of every token in the step; ``x1`` the end that a corrector jumps to."""
         moves = path.rates(x, clean, t)
         strength = self._strength(t, path)
         if strength:
-            moves = _corrected(moves, x, clean, t, path, strength)
+            moves = _corrected(moves, x, clean, t, path, strength, x1)
         h = (t - s).to(x.device)
         leave = h * moves.leave
         leave = -torch.expm1(-leave) if self.form == "exponential" else leave.clamp(max=1)
@@ -109,11 +118,19 @@ class TauLeaping:
 
 
 def _corrected(
-    moves: Moves, x: Tensor, clean: Tensor, t: Tensor, path: CategoricalPath, strength: float
+    moves: Moves,
+    x: Tensor,
+    clean: Tensor,
+    t: Tensor,
+    path: CategoricalPath,
+    strength: float,
+    x1: Tensor | None,
 ) -> Moves:
     """(1 + a) rates to the data and a rates to the source, as one list of rates."""
+    if x1 is not None and not isinstance(path, MixturePath):
+        raise ValueError(f"a corrector towards x1 needs a MixturePath, got {path!r}")
     to_source = strength * path.noising(x, t)
-    pi = path.source_at(x)
+    pi = path.source_at(x, x1) if isinstance(path, MixturePath) else path.source_at(x)
     leave = (1 + strength) * moves.leave + to_source * (1 - pi)
     # the parts of the weights must be in units of rates, where moves of a path only fix ratios
     one = torch.ones(x.shape, dtype=double(x), device=x.device)
@@ -140,7 +157,9 @@ class Tweedie:
     def step(self, x: Tensor, memory: Any, run: Run) -> tuple[Tensor, Any, Tensor | None]:
         if run.field.predicts != "score":
             raise ValueError(f"Tweedie needs a field of kind 'score', got {run.field.predicts!r}")
-        path = cast(CategoricalPath, run.path)
+        if not isinstance(run.path, CategoricalPath):
+            raise ValueError(f"Tweedie needs a CategoricalPath, got {run.path!r}")
+        path = run.path
         if run.s > run.t:
             return path.transition(x, run.t, run.s, run.noise, **run.cond), memory, None
         score = run.field(x, run.t, **run.cond)

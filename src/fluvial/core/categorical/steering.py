@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from fluvial.core.categorical.draws import check_tokens
 from fluvial.core.protocols import Field, Run, State, Steering
 
 
@@ -26,7 +27,8 @@ class Infilling(Steering):
 
     Raises:
         TypeError: ``known`` is not int64 or ``where`` is not bool.
-        ValueError: their shapes differ.
+        ValueError: their shapes differ; in use, from that of the state, or ``known`` holds tokens
+            that are none of the data (on the CPU).
     """
 
     known: Tensor
@@ -44,14 +46,17 @@ class Infilling(Steering):
 
     def place(self, x: Tensor) -> Tensor:
         """``x`` with the known tokens."""
+        self._check(x.shape)
         return torch.where(self.where.to(x.device), self.known.to(x.device), x)
 
     def clean(self, clean: State, x: State, aim: Any, run: Run) -> State:
         clean = cast(Tensor, clean)
         if not clean.is_floating_point():
             return self.place(clean)
+        self._check(clean.shape[:-1])
         where = self.where.to(clean.device)
         tokens = torch.where(where, self.known.to(clean.device), 0)
+        check_tokens(tokens, clean.shape[-1], None, name="known")
         known = functional.one_hot(tokens, clean.shape[-1]).to(clean)
         return torch.where(where.unsqueeze(-1), known, clean)
 
@@ -62,6 +67,13 @@ class Infilling(Steering):
 
     def end(self, x0: State, aim: Any) -> State:
         return self.place(cast(Tensor, x0))
+
+    def _check(self, shape: torch.Size) -> None:
+        if self.known.shape[1:] != shape[1:] or len(self.known) not in (1, shape[0]):
+            raise ValueError(
+                f"known must have shape {tuple(shape)} or {(1, *shape[1:])}, got "
+                f"{tuple(self.known.shape)}"
+            )
 
 
 @dataclass
