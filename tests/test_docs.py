@@ -139,6 +139,7 @@ def test_a_file_that_is_no_result_of_the_system_is_refused(
         ("imputation", 3),
         ("restoration", 3),
         ("masks", 4),
+        ("language", 5),
     ],
 )
 def test_code_of_a_page_runs(page: str, count: int, monkeypatch: pytest.MonkeyPatch):

@@ -332,6 +332,9 @@ SYSTEMS: tuple[System, ...] = (
         title="Non-Markovian Discrete Diffusion with Causal Language Models",
         authors="Zhang et al.",
         arxiv="2502.09767",
+        cls="fluvial.language.caddi.CaDDi",
+        claim="fluvial.claims.caddi_discrete_diffusion",
+        recipe="fluvial.language.caddi.recipe.Recipe",
     ),
     System(
         name="saemark-watermark",

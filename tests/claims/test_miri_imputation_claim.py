@@ -86,13 +86,14 @@ def test_comparisons_follow_the_scores() -> None:
         }
     ] * 2
     found = claim.comparisons(config, scores("MIRI"), shown)
-    # one is the best of seven, and the other six share the ranks 2 to 7
-    assert [list(one.differences) for one in found[:3]] == [[3.5, 3.5]] * 3
+    # one is the best of eleven, and the other ten share the ranks 2 to 11
+    assert len(claim.ARMS) == 11
+    assert [list(one.differences) for one in found[:3]] == [[5.5, 5.5]] * 3
     assert [one.differences[0] for one in found[3:]] == pytest.approx(
         [math.log(2), math.log(4), math.log(4), math.log(3)]
     )
     lost = claim.comparisons(config, scores("GAIN"), shown)
-    assert lost[0].differences[0] == pytest.approx(-3.5)
+    assert lost[0].differences[0] == pytest.approx(-5.5)
     # posterior draws are no rival of the claim
     shared = claim.comparisons(config, scores(claim.POSTERIOR), shown)
     assert shared[0].differences[0] == 0

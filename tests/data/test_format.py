@@ -97,7 +97,7 @@ def test_label_by_name() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"kind": "text"}, "kind must be"),
+        ({"kind": "texts"}, "kind must be"),
         ({"resize": "fit"}, "resize must be"),
         ({"shape": ()}, "shape needs"),
         ({"shape": (0,)}, "shape needs"),

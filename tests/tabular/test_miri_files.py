@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import gzip
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -285,6 +286,14 @@ def test_texts_are_written_as_their_column_is() -> None:
     assert Style("number", 2, ",").write(1.005) == "1,00"
     assert Style("number", 0).write(-0.2) == "0"
     assert Style("number", None).write(1.5e-9) == "1.5e-09"
+    dots = Style("number", 1, ",", dots=True)
+    assert [dots.write(x) for x in (-1234567.25, 123.4, 1000)] == [
+        "-1.234.567,2",
+        "123,4",
+        "1.000,0",
+    ]
+    assert Style("number", 6, ",", dots=True).write(1234.567891) == "1.234,567891"
+    assert Style("number", 0, ",", dots=True).write(12345) == "12.345"
     assert Style("date", date="%d.%m.%Y").write(pd.Timestamp("2024-02-03")) == "03.02.2024"
 
 
@@ -303,3 +312,91 @@ def test_bad_recipes(changes: dict[str, Any], message: str) -> None:
     assert Recipe.from_json(Recipe(hidden=(3, 4)).as_json()) == Recipe(hidden=(3, 4))
     with pytest.raises(ValueError, match="of another version"):
         Recipe.from_json({"odd": 1})
+
+
+def test_a_run_that_was_stopped_goes_on_after_its_last_round(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    from fluvial.tabular.miri import rounds
+
+    path = tmp_path / "t.csv"
+    lines = [f"{k % 7 if k % 3 else ''},{k},{'' if k % 5 == 1 else k % 4}" for k in range(60)]
+    path.write_text("\n".join(["a,b,c", *lines]) + "\n")
+    flags = ["train", "miri-imputation", "--data", str(path), *SMALL, "--rounds", "3"]
+    whole, out = tmp_path / "whole", tmp_path / "out"
+    assert cli.main([*flags, "--out", str(whole)]) == 0
+    assert not (whole / "checkpoints").exists()
+    train, calls = rounds.train_round, []
+
+    def stopped(*arguments: Any, **named: Any) -> list[float]:
+        calls.append(1)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return train(*arguments, **named)
+
+    monkeypatch.setattr(rounds, "train_round", stopped)
+    capsys.readouterr()
+    assert cli.main([*flags, "--out", str(out)]) == 130
+    said = capsys.readouterr().err
+    assert "stopped after 2 of 3 rounds" in said and f"--resume {out}" in said
+    assert sorted(p.name for p in (out / "checkpoints").iterdir()) == [
+        "round-1.safetensors",
+        "round-2.safetensors",
+    ]
+    assert not (out / "result.json").exists()
+    before = path.read_text()
+    path.write_text(before.replace("\n1,1,", "\n2,1,"))
+    assert cli.main(["train", "--resume", str(out), "--quiet"]) == 2
+    assert "the data or the settings have changed since" in capsys.readouterr().err
+    path.write_text(before)
+    assert cli.main(["train", "--resume", str(out), "--quiet"]) == 0
+    assert len(calls) == 4  # the third round alone was trained
+    assert (out / "t.filled.csv").read_bytes() == (whole / "t.filled.csv").read_bytes()
+    assert (out / "report.md").read_text() == (whole / "report.md").read_text()
+    assert not (out / "checkpoints").exists()
+
+
+def test_categories_keep_their_order_in_parquet(tmp_path: Path) -> None:
+    path = tmp_path / "t.parquet"
+    kinds = ["lo", "mid", "hi"]
+    values = [None if k % 4 == 1 else kinds[k % 3 and 2] for k in range(40)]  # "mid" never occurs
+    table = pd.DataFrame(
+        {
+            "x": [float(k % 3) for k in range(40)],
+            "ranked": pd.Categorical(values, kinds, ordered=True),
+            "kind": pd.Categorical(values, kinds),
+        }
+    )
+    table.to_parquet(path)
+    place, _ = fill(path)
+    filled = pd.read_parquet(place)
+    assert (filled.dtypes == table.dtypes).all() and not filled.isna().any().any()
+    for name in ("ranked", "kind"):
+        seen = table[name].notna()
+        assert (filled[name][seen] == table[name][seen]).all()
+        assert list(filled[name].cat.categories) == kinds
+
+
+def test_decimal_commas_and_words_for_gaps_are_recognised_or_named(tmp_path: Path) -> None:
+    path = tmp_path / "de.csv"
+    lines = [f'"1.{500 + k},25",{"k.A." if k % 5 == 1 else k * 7 % 13}' for k in range(30)]
+    path.write_text("\n".join(["a,b", *lines, '"",3', '"NA",4']) + "\n")
+    table = read_file(path)
+    assert table.frame["a"][0] == 1500.25 and "a: decimal commas" in table.notes
+    assert "not all of it are numbers: 'k.A.' (6)" in "".join([*table.notes, *table.left.values()])
+    place, _ = fill(path, missing=("k.A.", "NA"))
+    last = place.read_text().splitlines()[-2:]
+    assert all(re.fullmatch(r'"1\.\d{3},\d\d",[34]', line) for line in last)
+    # between thousands, as English writes them, a comma is no decimal one
+    path.write_text("\n".join(["a,b", *(f'"1,{500 + k}",{k % 4}' for k in range(30)), ",1"]))
+    table = read_file(path)
+    assert "30 different texts such as '1,500': names" in table.left["a"]
+    other = tmp_path / "d.csv"
+    dates = ["keine" if k % 4 == 1 else f"{k % 28 + 1:02}.03.2024" for k in range(60)]
+    sizes = ["k.A." if k % 4 == 2 else f"{k},5" for k in range(60)]
+    both = zip(dates, sizes, strict=True)
+    lines = [f"{one};{size};{k % 3 or ''}" for k, (one, size) in enumerate(both)]
+    other.write_text("\n".join(["d;s;x", *lines]) + "\n")
+    table = read_file(other)
+    assert "d: texts, for not all of it are dates: 'keine' (15)" in "".join(table.notes)
+    assert "not all of it are numbers: 'k.A.' (15)" in table.left["s"]

@@ -282,7 +282,6 @@ def test_only_rows_with_gaps_are_sources_and_the_plan_bounds_the_steps() -> None
     assert len(losses) == 3 and len(ticks) == 6
     assert Rounds().plan(150) == (200, 2) and Rounds().plan(149) == (100, 1)
     assert Rounds().plan(100_000) == (2_000, 100) and Rounds(max_steps=7).plan(500) == (7, 5)
-    assert [Rounds().ode(n) for n in (10_000, 10_001)] == [50, 25]
     chains = [Rounds().copies(n) for n in (3, 150, 400, 1_000, 5_000, 5_001)]
     assert chains == [8, 8, 5, 2, 2, 1] and Rounds(chains=3).copies(9) == 3
     rates = [Rounds(decay=0.5).rate(s) for s in (0, 0.5, 0.75, 1)]

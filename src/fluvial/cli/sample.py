@@ -23,6 +23,7 @@ fluvial sample runs/photos --n 64 --out samples.png
 fluvial sample runs/photos --n 1000 --label cat dog --out samples
 fluvial sample runs/table --n 500 --seed 1 --out samples.csv
 fluvial sample runs/photos --n 10000 --weights best --out samples.npz
+fluvial sample runs/text --n 16 --prompt "Dear Sir" --temperature 0.8 --out samples.txt
 torchrun --nproc-per-node 2 -m -- fluvial.cli sample runs/photos --n 50000 --out samples"""
 
 
@@ -38,9 +39,15 @@ class Sample:
         n: how many.
         out: where to write them. Images: .png (one picture), a name without suffix (a folder with
             one PNG an image, in folders by class if there are several), .npz or .npy. Tables: .csv
-            or .parquet. Arrays: .npz or .npy.
+            or .parquet. Text: .txt (to read) or .jsonl (to work with). Arrays: .npz or .npy.
         steps: network calls a sample; by default what the model is made for. A MeanFlow is made
             for one; two may be better.
+        temperature: of texts: below 1 tokens are more likely ones and texts more alike, 0 takes the
+            likeliest; 1 by default.
+        top_p: of texts: tokens are drawn from the likeliest that have this probability together; 1,
+            all of them, by default.
+        prompt: what every text begins with.
+        ending: what every text ends with; between a prompt and an ending the gap is filled.
         label: names of classes, taken in turn; by default all of them, for a model with labels.
         seed: of the draw.
         weights: weights of the run: those it chose, last, best (on the held-out rows, at any step),
@@ -57,6 +64,10 @@ class Sample:
     out: Annotated[Path, tyro.conf.arg(metavar="FILE")]
     n: int = 64
     steps: Annotated[int | None, tyro.conf.arg(help_behavior_hint="")] = None
+    temperature: Annotated[float | None, tyro.conf.arg(help_behavior_hint="")] = None
+    top_p: Annotated[float | None, tyro.conf.arg(help_behavior_hint="")] = None
+    prompt: Annotated[str | None, tyro.conf.arg(metavar="TEXT", help_behavior_hint="")] = None
+    ending: Annotated[str | None, tyro.conf.arg(metavar="TEXT", help_behavior_hint="")] = None
     label: Annotated[tuple[str, ...], tyro.conf.arg(metavar="NAME ...", help_behavior_hint="")] = ()
     seed: int = 0
     weights: Annotated[str | None, tyro.conf.arg(metavar="NAME", help_behavior_hint="")] = None
@@ -113,6 +124,11 @@ def _sample(command: Sample) -> dict[str, Any]:
             "fluvial.load(RUN).transform(rows) fills others"
         )
     model = fluvial.load(command.run, weights=command.weights)
+    if not hasattr(model, "format"):
+        raise ValueError(
+            f"{command.run} holds a {type(model).__name__}, whose samples need more than a number; "
+            "in Python, fluvial.load(RUN).sample(...) makes them"
+        )
     format = model.format
     if format is None:  # fitted on tensors, of which no more is known
         if model.shape is None:
@@ -120,8 +136,21 @@ def _sample(command: Sample) -> dict[str, Any]:
         format = Format("arrays", model.shape)
     if first():
         check_output(command.out, format, force=command.force)
-    if command.label and "label" not in signature(model.sample).parameters:
-        raise ValueError(f"label: the {type(model).__name__} in {command.run} takes no labels")
+    takes, kind = signature(model.sample).parameters, type(model).__name__
+    if command.label and "label" not in takes:
+        raise ValueError(f"label: the {kind} in {command.run} takes no labels")
+    if command.steps is not None and "steps" not in takes:
+        raise ValueError(f"steps: the {kind} in {command.run} has a number of steps of its own")
+    for name in ("temperature", "top_p", "prompt", "ending"):
+        needs = "known" if name in ("prompt", "ending") else name
+        if getattr(command, name) is not None and (needs not in takes or format.kind != "text"):
+            raise ValueError(f"{name}: the {kind} in {command.run} makes no text")
+    options = {
+        name: value
+        for name in ("steps", "temperature", "top_p")
+        if (value := getattr(command, name)) is not None
+    }
+    options |= _known(command, format)
     names = command.label or (format.label_names if _labelled(model) else ())
     classes = torch.tensor([format.label(name) for name in names], dtype=torch.int64)
     label = classes[torch.arange(command.n) % len(classes)] if len(classes) else None
@@ -130,7 +159,7 @@ def _sample(command: Sample) -> dict[str, Any]:
 
         device = PartialState().device
     begin = time.perf_counter()
-    samples = _draw(model.to(device), format, label, command)
+    samples = _draw(model.to(device), format, label, command, options)
     seconds = time.perf_counter() - begin
     shared(
         lambda: write_samples(
@@ -159,7 +188,31 @@ def _labelled(model: Any) -> bool:
     return bool(getattr(getattr(model, "network", None), "num_classes", 0))
 
 
-def _draw(model: Any, format: Any, label: Tensor | None, command: Sample) -> Tensor:
+def _known(command: Sample, format: Any) -> dict[str, Tensor]:
+    """Tokens that every text has, as `CaDDi.sample` takes them."""
+    import torch
+
+    if command.prompt is None and command.ending is None:
+        return {}
+    (length,) = format.shape
+    known = torch.zeros(length, dtype=torch.int64)
+    keep = torch.zeros(length, dtype=torch.bool)
+    for name, text in (("prompt", command.prompt), ("ending", command.ending)):
+        try:
+            tokens = torch.from_numpy(format.tokenizer.encode(text or ""))
+        except ValueError as error:
+            raise ValueError(f"{name}: {error}") from error
+        if len(tokens) + int(keep.sum()) > length:
+            room = length - int(keep.sum())
+            raise ValueError(f"{name}: it has {len(tokens)} tokens, and there is room for {room}")
+        where = slice(len(tokens)) if name == "prompt" else slice(length - len(tokens), length)
+        known[where], keep[where] = tokens, True
+    return {"known": known, "keep_known": keep}
+
+
+def _draw(
+    model: Any, format: Any, label: Tensor | None, command: Sample, options: dict[str, Any]
+) -> Tensor:
     """The samples in the units of the data, on the CPU, batch after batch."""
     import torch
     from tqdm import tqdm
@@ -179,15 +232,19 @@ def _draw(model: Any, format: Any, label: Tensor | None, command: Sample) -> Ten
             def draw(rows: Tensor, start: int = start) -> Tensor:
                 rows = rows + start
                 part: dict[str, Any] = {} if label is None else {"label": label[rows]}
-                part |= {} if command.steps is None else {"steps": command.steps}
+                if "known" in options:
+                    part["known"] = options["known"].expand(len(rows), -1)
                 return model.sample(
                     len(rows),
                     noise=noise.rows(rows),
                     batch_size=command.batch_size,
-                    **part,
+                    **{**options, **part},
                 )
 
-            parts.append(format.decode(sample_across(draw, num)).cpu())
+            samples = sample_across(draw, num)
+            if samples.is_floating_point() or format.kind == "text":  # else tokens without texts
+                samples = format.decode(samples)
+            parts.append(samples.cpu())
             bar.update(num)
     return torch.cat(parts)
 

@@ -22,6 +22,7 @@ fluvial train meanflow --data table.csv --label species --out runs/table
 fluvial train meanflow --data animals --steps 5000 --ema 0.999 0.9999 --trackers tensorboard
 fluvial train schrodinger-bridge-imf --data photos --target paintings --size 64
 fluvial train miri-imputation --data holes.csv --out runs/filled
+fluvial train caddi-discrete-diffusion --data corpus.txt --out runs/text
 fluvial train --resume runs/meanflow-1
 torchrun --nproc-per-node 2 -m fluvial.cli train meanflow --data photos --size 64"""
 
@@ -33,14 +34,15 @@ FREE = ("checkpoint_every", "keep")
 class Train:
     """Train a system on your own data, into a folder of its own.
 
-    Images, arrays and tables are read, a part of the rows is held out, and a network of a fitting
+    Images, arrays, tables and text are read, a part of them is held out, and a network of a fitting
     kind is trained. Stopped by Ctrl-C or a crash, a training goes on with --resume and ends with
     the same weights. Every hyper-parameter of a system is a flag: `fluvial train SYSTEM --help`.
 
     Args:
         system: a name from `fluvial list`; not needed with --resume.
         data: what to train on: a folder of images, in class folders or not; an .npy or .npz file;
-            a table, .csv, .tsv or .parquet; hf:OWNER/NAME of Hugging Face; animals or digits.
+            a table, .csv, .tsv or .parquet; hf:OWNER/NAME of Hugging Face; animals or digits; for a
+            system of language a .txt file, a folder of them, or a .jsonl, .csv or .parquet file.
         target: what to translate the data to, in the same forms, for a system that joins two sets.
         out: folder of the run, new or empty; the next free runs/SYSTEM-N by default.
         resume: folder of a run to go on with. It knows its data and hyper-parameters; of those
@@ -294,12 +296,13 @@ def _joins(system: str) -> bool:
 
 def _using(out: Path, system: str, kind: str) -> str:
     """What can be done with a run."""
-    suffix = {"images": ".png", "arrays": ".npz", "table": ".csv"}[kind]
+    suffix = {"images": ".png", "arrays": ".npz", "table": ".csv", "text": ".txt"}[kind]
     if _joins(system):
         return f"fluvial translate {_quoted(out)} INPUT --out translated{suffix}"
     if system == "conformal-masks":
         return f"fluvial restore {_quoted(out)} IMAGE --out restored"
-    return f"fluvial sample {_quoted(out)} --n 64 --out samples{suffix}"
+    number = 16 if kind == "text" else 64
+    return f"fluvial sample {_quoted(out)} --n {number} --out samples{suffix}"
 
 
 def _fit(job: Any, out: Path, device: str, trackers: Sequence[str], *, quiet: bool) -> _End:
@@ -309,7 +312,11 @@ def _fit(job: Any, out: Path, device: str, trackers: Sequence[str], *, quiet: bo
     from fluvial.training.run import train_job
 
     if catalog.get(job.system).fills:  # by a loop of its own
-        result, text = job.complete(out, device, progress=not quiet)
+        try:
+            result, text = job.complete(out, device, progress=not quiet)
+        except KeyboardInterrupt:
+            note(f"stopped {job.kept(out)}; go on with: fluvial train --resume {_quoted(out)}")
+            return _End(130, out)
         write_card(out)
         return _End(0, out, result, text)
     if not several():  # several processes are placed by the loop
@@ -334,8 +341,12 @@ def _announce(job: Any, out: Path, device: str) -> None:
     held = f", {rows['validation']:,} held out" if "validation" in rows else ""
     classes = len(format.label_names)
     labels = f", {classes} class{'es' * (classes != 1)}" if classes else ""
-    shape = " x ".join(map(str, format.shape))
-    note(f"{job.data.name}: {rows['train']:,} rows of {shape} to train on{held}{labels}")
+    what = f"rows of {' x '.join(map(str, format.shape))}"
+    if format.kind == "text":
+        what = f"windows of {format.shape[0]} tokens"
+        labels = f"; the vocabulary has {format.tokenizer.size:,} "
+        labels += "characters" if format.tokenizer.alphabet else "tokens"
+    note(f"{job.data.name}: {rows['train']:,} {what} to train on{held}{labels}")
     for line in job.about["notes"]:
         note(line)
     parameters = sum(value.numel() for value in job.model.parameters())
@@ -362,9 +373,10 @@ def _summary(job: Any, result: dict[str, Any], out: Path) -> str:
     from fluvial.training.run import Curves
 
     rows = job.about["rows"]["train"]
+    noun = "windows" if job.data.format.kind == "text" else "rows"
     lines = [
-        f"{job.system}, trained on {rows:,} rows of {job.data.name}: {result['steps']:,} steps in "
-        f"{duration(result['seconds'])}"
+        f"{job.system}, trained on {rows:,} {noun} of {job.data.name}: {result['steps']:,} steps "
+        f"in {duration(result['seconds'])}"
     ]
     facts: dict[str, str] = {}
     if curve := Curves.read(out, job.model.criterion).chosen:
@@ -375,6 +387,8 @@ def _summary(job: Any, result: dict[str, Any], out: Path) -> str:
     for metric in result["metrics"]:
         if metric["floor"] is not None:
             facts[metric["name"]] = f"{metric['value']:.4g}, real data {metric['floor']:.4g}"
+        elif job.data.format.kind == "text" and not metric["name"].startswith("validation "):
+            facts[metric["name"]] = f"{metric['value']:.4g}, {metric['what']}"
     facts["model"] = str(out / "model.safetensors")
     facts["card"] = str(out / "README.md")
     facts["curves and samples"] = str(out / "figure.png")

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from hashlib import blake2b
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -16,6 +17,8 @@ from fluvial.data.store import SMALL, Cache, Rows, as_tensor, cache_folder, dige
 
 HELD_OUT = 1_000
 """Rows that `DataSet.hold_out` holds out at most."""
+STRETCHES = 8
+"""Stretches of text that a part of it is made of."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -23,8 +26,9 @@ class DataSet:
     """Rows, labels, format and provenance.
 
     Args:
-        x: (N, *format.shape), rows first: uint8 for images; floating point, or integers, else. May
-            be memory-mapped and larger than memory: take rows of it, not all of it.
+        x: (N, *format.shape), rows first: uint8 for images; integers for text, of the smallest type
+            that holds them; floating point, or integers, else. May be memory-mapped and larger than
+            memory: take rows of it, not all of it.
         label: int64, (N,), each an index into ``label_names``; None for data without labels.
         format: how the rows become the numbers a model sees.
         name: of the set.
@@ -109,6 +113,9 @@ class DataSet:
         The rows of a part are in random order, so its first k rows are a random sample of it. The
         same set, shares and seed give the same parts on every machine.
 
+        Text is not torn apart so: a part is made of up to `STRETCHES` stretches of rows that follow
+        one another, spread over the text, and keeps their order. Equal rows are kept.
+
         Parts larger than 256 MB are memory-mapped files in the cache, written once. Together they
         take as much room there as the data.
 
@@ -142,6 +149,8 @@ class DataSet:
             raise ValueError(f"{', '.join(shares)} must sum to at most 1, got {total}")
         if seed < 0:
             raise ValueError(f"seed must not be negative, got {seed}")
+        if self.format.kind == "text":
+            return self._stretches(shares, seed, cache)
 
         vectors, large = len(self.format.shape) == 1, self._row_bytes * len(self) > SMALL
         digests = None if vectors and not large else self._digests()
@@ -195,7 +204,7 @@ class DataSet:
             index = torch.from_numpy(chosen).to(self.x.device)
             parts[part] = replace(
                 self,
-                x=self._taken(index, cache, None if digests is None else digests[chosen]),
+                x=self._taken(index, cache, None if digests is None else digests[chosen].tobytes()),
                 label=None if self.label is None else self.label[index],
                 notes=notes,
             )
@@ -224,13 +233,46 @@ class DataSet:
             ) from error
         return parts["train"], parts["validation"]
 
+    def _stretches(self, shares: dict[str, float], seed: int, cache: Cache) -> dict[str, DataSet]:
+        """`split` of text."""
+        rows = len(self)
+        number = max(1, min(STRETCHES, int(rows * min(shares.values()))))
+        first = int(np.random.PCG64(seed).random_raw()) % rows
+        ends = [k * rows // number for k in range(number + 1)]
+        key = None
+        if rows * self._row_bytes > SMALL:
+            blocks = (self.x[part].contiguous() for part in slices(rows, self._row_bytes))
+            key = digest("text", (block.view(torch.uint8).numpy().tobytes() for block in blocks))
+        parts, upto = {}, 0.0
+        for part, share in shares.items():
+            before, upto = upto, upto + share
+            pieces = [
+                np.arange(
+                    low + math.floor(before * (high - low) + 0.5),
+                    low + min(high - low, math.floor(upto * (high - low) + 0.5)),
+                )
+                for low, high in pairwise(ends)
+            ]
+            # a stretch that the end of the text cuts goes on at its start
+            chosen = np.sort((np.concatenate(pieces) + first) % rows)
+            if not len(chosen):
+                raise ValueError(
+                    f"{part}={share} leaves no window of {self.name}, which has {rows} to share "
+                    "out; choose larger shares, None for a part, shorter windows, or more text"
+                )
+            content = None if key is None else f"{key} {part} {shares} {seed}".encode()
+            x = self._taken(torch.from_numpy(chosen).to(self.x.device), cache, content)
+            label = None if self.label is None else self.label[chosen]
+            parts[part] = replace(self, x=x, label=label)
+        return parts
+
     @property
     def _row_bytes(self) -> int:
         return math.prod(self.format.shape) * self.x.element_size()
 
-    def _taken(self, index: Tensor, cache: Cache, digests: np.ndarray | None) -> Tensor:
+    def _taken(self, index: Tensor, cache: Cache, content: bytes | None) -> Tensor:
         """The rows of an index: in memory, or in a file if they are large."""
-        if digests is None or cache is None or len(index) * self._row_bytes <= SMALL:
+        if content is None or cache is None or len(index) * self._row_bytes <= SMALL:
             return self.x[index]
 
         def make() -> Rows:
@@ -240,7 +282,7 @@ class DataSet:
             return Rows((len(index), *like.shape[1:]), like.dtype, blocks)
 
         # by content: the same rows are the same entry, wherever they came from
-        key = digest("rows", str(self.x.dtype), self.format.shape, digests.tobytes())
+        key = digest("rows", str(self.x.dtype), self.format.shape, content)
         return as_tensor(keep(make, cache_folder(cache), key)[0])
 
     def _digests(self) -> np.ndarray:

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor
 
 from fluvial.data.images import scaled, to_uint8
+from fluvial.data.tokenizer import Tokenizer
 
-Kind: TypeAlias = Literal["images", "arrays", "table"]
+Kind: TypeAlias = Literal["images", "arrays", "table", "text"]
 Resize: TypeAlias = Literal["crop", "pad", "stretch"]
 
 _LISTED = 12
@@ -26,11 +27,14 @@ class Format:
 
     Images are levels 0 to 255 and become x / 127.5 - 1, in [-1, 1]; what is decoded is rounded and
     clamped to levels. Arrays and tables become numbers of mean 0 and standard deviation 1 if
-    ``shift`` and ``scale`` are those of the data.
+    ``shift`` and ``scale`` are those of the data. Text is tokens: they are encoded as int64 and
+    decoded as they are; `text` makes texts of them.
 
     Args:
-        kind: "images" (uint8), "arrays" (of any event shape) or "table" (one column a number).
-        shape: of one event: (channels, height, width) of images, (columns,) of a table.
+        kind: "images" (uint8), "arrays" (of any event shape), "table" (one column a number) or
+            "text" (tokens, integers).
+        shape: of one event: (channels, height, width) of images, (columns,) of a table, (tokens,)
+            of text.
         shift: one number, or one for each channel or column: along dimension 1 of a batch. Empty
             for the kind's own, 127.5 of images and 0 of the others.
         scale: positive, of the same form; empty for 127.5 and 1.
@@ -38,6 +42,8 @@ class Format:
         columns: names of the columns of a table.
         integers: those columns of a table that hold whole numbers; they are rounded when decoded.
         resize: how images of another size were brought to this one.
+        tokenizer: of text.
+        characters_per_token: of text, in the mean: what turns bits a token into bits a character.
 
     Raises:
         ValueError: the fields do not fit together, or a name occurs twice.
@@ -51,6 +57,8 @@ class Format:
     columns: tuple[str, ...] = ()
     integers: tuple[str, ...] = ()
     resize: Resize = "crop"
+    tokenizer: Tokenizer | None = None
+    characters_per_token: float = 1.0
 
     def __post_init__(self) -> None:
         if self.kind not in get_args(Kind):
@@ -62,8 +70,11 @@ class Format:
         if not self.shape or min(self.shape) < 1:
             raise ValueError(f"shape needs one positive number or more, got {self.shape}")
         if self.kind != "arrays" and len(self.shape) != (3 if self.kind == "images" else 1):
-            wanted = "(channels, height, width)" if self.kind == "images" else "(columns,)"
-            raise ValueError(f"shape of {self.kind} must be {wanted}, got {self.shape}")
+            wanted = {"images": "(channels, height, width)", "text": "(tokens,)"}
+            raise ValueError(
+                f"shape of {self.kind} must be {wanted.get(self.kind, '(columns,)')}, got "
+                f"{self.shape}"
+            )
         own = (127.5, 127.5) if self.kind == "images" else (0.0, 1.0)
         for name, default in zip(("shift", "scale"), own, strict=True):
             values = tuple(float(v) for v in getattr(self, name)) or (default,)
@@ -74,8 +85,8 @@ class Format:
                 )
             if name == "scale" and min(values) <= 0:
                 raise ValueError(f"scale must be positive, got {_some(values)}")
-            if self.kind == "images" and values != (default,):
-                raise ValueError(f"{name} of images is {default}, got {_some(values)}")
+            if self.kind in ("images", "text") and values != (default,):
+                raise ValueError(f"{name} of {self.kind} is {default}, got {_some(values)}")
             object.__setattr__(self, name, values)
         for name in ("label_names", "columns", "integers"):
             values = getattr(self, name)
@@ -89,6 +100,13 @@ class Format:
             )
         if not set(self.integers) <= set(self.columns):
             raise ValueError(f"integers must be among the columns, got {_some(self.integers)}")
+        if (self.kind == "text") != isinstance(self.tokenizer, Tokenizer):
+            got = type(self.tokenizer).__name__
+            raise ValueError(f"tokenizer must be a Tokenizer for text alone, got {got}")
+        if not 0 < self.characters_per_token < math.inf:
+            raise ValueError(
+                f"characters_per_token must be positive, got {self.characters_per_token}"
+            )
 
     def encode(self, x: Tensor) -> Tensor:
         """(x - shift) / scale, as a model sees it.
@@ -98,13 +116,15 @@ class Format:
                 and scaled in float64, before the result is rounded to float32.
 
         Returns:
-            float32, the same shape.
+            float32, the same shape; int64 for text.
 
         Raises:
-            TypeError: images are not uint8.
+            TypeError: images are not uint8, or tokens no integers.
             ValueError: the shape is another.
         """
         self._check(x)
+        if self.kind == "text":
+            return _tokens(x)
         if self.kind == "images":
             return scaled(x)
         wide = x.to(_wide(x)) if not x.is_floating_point() else x.to(_at_least_float32(x))
@@ -118,13 +138,16 @@ class Format:
 
         Returns:
             uint8 for images, rounded and clamped; float64 for a table, its integer columns rounded;
+            int64 for text, the tokens as they are;
             else of the type of ``x``, float32 or wider.
 
         Raises:
-            TypeError: ``x`` is not of a floating-point type.
+            TypeError: ``x`` is not of a floating-point type; tokens are no integers.
             ValueError: the shape is another, or images hold NaN.
         """
         self._check(x)
+        if self.kind == "text":
+            return _tokens(x)
         if self.kind == "images":
             return to_uint8(x)
         if not x.is_floating_point():
@@ -135,6 +158,18 @@ class Format:
             whole = [self.columns.index(name) for name in self.integers]
             wide[:, whole] = wide[:, whole].round()
         return wide
+
+    def text(self, x: Tensor) -> list[str]:
+        """The texts of tokens (batch, n), one a row; a mask symbol becomes a white square.
+
+        Raises:
+            ValueError: the data are no text, or ``x`` has no rows of tokens.
+        """
+        if self.tokenizer is None:
+            raise ValueError(f"text: these data are {self.kind}, not text")
+        if x.ndim != 2:
+            raise ValueError(f"x must have shape (batch, n), got {tuple(x.shape)}")
+        return [self.tokenizer.decode(row) for row in _tokens(x).cpu()]
 
     def label(self, name: str) -> int:
         """The number of a class.
@@ -150,10 +185,29 @@ class Format:
 
     def as_json(self) -> dict[str, Any]:
         """The fields, as JSON holds them."""
-        return {
+        content = {
             name: list(value) if isinstance(value, tuple) else value
             for name, value in asdict(self).items()
         }
+        if self.tokenizer is None:
+            del content["tokenizer"], content["characters_per_token"]
+        return content
+
+    def summary(self) -> dict[str, Any]:
+        """`as_json` with a tokenizer by its size and digest: one of a language model has megabytes.
+
+        For settings that are shown and compared; a format cannot be made of it.
+        """
+        content = self.as_json()
+        if self.tokenizer is not None:
+            kind = "characters" if self.tokenizer.alphabet else "tokenizers"
+            content["tokenizer"] = {
+                "kind": kind,
+                "size": self.tokenizer.size,
+                "normalise": self.tokenizer.normalise,
+                "digest": self.tokenizer.digest,
+            }
+        return content
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any]) -> Format:
@@ -171,6 +225,8 @@ class Format:
                 name: tuple(value) if isinstance(value, list) else value
                 for name, value in content.items()
             }
+            if values.get("tokenizer") is not None:
+                values["tokenizer"] = Tokenizer(**values["tokenizer"])
             return cls(**values)
         except TypeError as error:
             raise ValueError(f"the format of the data is damaged: {error}") from error
@@ -198,6 +254,12 @@ def _some(values: Sequence[Any]) -> str:
     """The first ones of many."""
     rest = len(values) - _LISTED
     return ", ".join(map(str, values[:_LISTED])) + (f" and {rest} more" if rest > 0 else "")
+
+
+def _tokens(x: Tensor) -> Tensor:
+    if x.is_floating_point() or x.is_complex() or x.dtype == torch.bool:
+        raise TypeError(f"x must be integer tokens, got {x.dtype}")
+    return x.long()
 
 
 def _wide(x: Tensor) -> torch.dtype:

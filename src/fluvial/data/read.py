@@ -145,6 +145,8 @@ def _hint(path: Path) -> str:
         return ": save the sheet as .csv"
     if suffix in (".jpg", ".jpeg", ".png", ".webp", ".tif", ".tiff", ".bmp", ".gif"):
         return ": give the folder that the images are in"
+    if suffix in (".txt", ".text", ".jsonl"):
+        return ": text is read by read_text, and learned by fluvial train caddi-discrete-diffusion"
     if suffix in (".pkl", ".pickle", ".pt", ".pth"):
         return ": files of Python objects may run code; save the array as .npy"
     return ""

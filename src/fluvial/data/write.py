@@ -1,13 +1,15 @@
-"""Samples in the form of the data they are like: pictures, arrays, tables."""
+"""Samples in the form of the data they are like: pictures, arrays, tables, texts."""
 
 from __future__ import annotations
 
 import csv
+import json
 import math
 import os
 import re
 import shutil
 import tempfile
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -22,11 +24,16 @@ SUFFIXES = {
     "images": (".png", "", ".npz", ".npy"),
     "arrays": (".npz", ".npy"),
     "table": (".csv", ".parquet", ".npz", ".npy"),
+    "text": (".txt", ".jsonl", ".npz", ".npy"),
 }
 """Suffixes of the files that samples of each kind of data can be written to; "" is a folder."""
 
 GRID_PIXELS = 640
 """Small images of a grid are magnified, by a whole number, up to this many pixels a row."""
+
+
+TEXT_LINES = 32
+"""Lines of a picture of texts."""
 
 
 def check_output(path: Path, format: Format, *, force: bool = False) -> None:
@@ -40,7 +47,7 @@ def check_output(path: Path, format: Format, *, force: bool = False) -> None:
     suffixes = SUFFIXES[format.kind]
     if path.suffix.lower() not in suffixes:
         wanted = [suffix or "a folder (no suffix)" for suffix in suffixes]
-        what = {"images": "images", "arrays": "arrays", "table": "rows of a table"}[format.kind]
+        what = {"table": "rows of a table", "text": "texts"}.get(format.kind, format.kind)
         raise ValueError(
             f"out: {what} are written as {', '.join(wanted[:-1])} or {wanted[-1]}, got {path}"
         )
@@ -68,7 +75,9 @@ def write_samples(
     ``.png`` is one picture, the images in rows. A folder holds one PNG an image, "00000.png", with
     the name of the class in the file's name, or, of several classes, in folders named after them.
     ``.npz`` holds ``x`` and, with labels, ``label``, the classes' names; ``.npy`` holds ``x``.
-    ``.csv`` and ``.parquet`` have the columns of the table and then one of the labels.
+    ``.csv`` and ``.parquet`` have the columns of the table and then one of the labels. ``.jsonl``
+    holds an object a text, with ``text`` and ``label``; ``.txt`` is to be read, see `write_texts`;
+    the arrays of text are its tokens.
 
     Args:
         path: the place; a file is replaced as a whole, once it is written.
@@ -101,10 +110,73 @@ def write_samples(
         case ".npy":
             with _replacing(path) as temporary, temporary.open("wb") as file:
                 np.save(file, array)
+        case ".txt":
+            write_texts(path, format.text(x))
+        case ".jsonl":
+            with _replacing(path) as temporary, temporary.open("w", encoding="utf-8") as file:
+                for k, text in enumerate(format.text(x)):
+                    row = {"text": text} if names is None else {"text": text, "label": names[k]}
+                    file.write(json.dumps(row, ensure_ascii=False) + "\n")
         case ".csv":
             _write_csv(path, _table(array, names, format, label_column))
         case ".parquet":
             _write_parquet(path, _table(array, names, format, label_column))
+
+
+def write_texts(path: Path, texts: Sequence[str], title: str = "") -> None:
+    """Texts for the eye: a line ``--- 1 ---``, the first text and an empty line, and so on.
+
+    A line of a text that begins with ``---`` or with a backslash gets a backslash more in front of
+    it, so that the texts can be told apart.
+
+    Args:
+        path: of the file, which is replaced as a whole.
+        texts: of any length, with line breaks or not.
+        title: lines above the first text.
+    """
+    with _replacing(path) as temporary, temporary.open("w", encoding="utf-8", newline="\n") as file:
+        if title:
+            file.write(f"{title}\n\n")
+        for k, text in enumerate(texts, 1):
+            body = re.sub(r"^(---|\\)", r"\\\1", text, flags=re.MULTILINE)
+            file.write(f"--- {k} ---\n{body}\n\n")
+
+
+def text_picture(path: Path, texts: Sequence[str], columns: int = 64) -> None:
+    """The first texts as a picture of `TEXT_LINES` lines, as one PNG; line breaks are shown as ↵.
+
+    Args:
+        path: of the picture, which is replaced as a whole.
+        texts: of any length.
+        columns: characters of a line, after which a text is broken.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    lines: list[str] = []
+    for text in texts:
+        shown = "".join(c if c.isprintable() else " " for c in text.replace("\n", "\u21b5"))
+        lines += [shown[k : k + columns] for k in range(0, len(shown), columns)] or [""]
+        lines.append("")
+    figure = Figure(figsize=(5, 5))
+    FigureCanvasAgg(figure)
+    # a monospaced character is 0.6 of its size wide, and there are 72 points in an inch
+    wide = max(columns // 2, *map(len, lines))
+    high = max(TEXT_LINES // 2, min(TEXT_LINES, len(lines)))
+    size = min(4.9 * 72 / (0.6 * wide), 4.9 * 72 / (1.3 * high))
+    figure.text(
+        0.01,
+        0.99,
+        "\n".join(lines[:TEXT_LINES]),
+        family="monospace",
+        fontsize=size,
+        linespacing=1.2,
+        va="top",
+        parse_math=False,
+    )
+    with _replacing(path) as temporary, warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # of characters that the font lacks
+        figure.savefig(temporary, dpi=192, format="png")
 
 
 def image_grid(path: Path, images: Tensor, columns: int | None = None) -> None:

@@ -27,10 +27,10 @@ MARKER = "<!-- yours: kept when the card is rewritten -->"
 FORMAT = 1
 """Latest version of ``run.json`` and ``result.json`` that is understood."""
 
-TASKS = {"images": "unconditional-image-generation"}
+TASKS = {"images": "unconditional-image-generation", "text": "text-generation"}
 """Tasks of the hub by the kind of data; it has none for the generation of arrays and tables."""
 
-SUFFIXES = {"images": "png", "arrays": "npz", "table": "csv"}
+SUFFIXES = {"images": "png", "arrays": "npz", "table": "csv", "text": "txt"}
 DECODED = {
     "images": "levels 0 to 255",
     "arrays": "in the units of the data",
@@ -444,7 +444,9 @@ def _how_to_use(
         'model = fluvial.load(".")  # the folder of this card',
         f"samples = model.sample(16, noise=fluvial.KeyedNoise(0){label})",
     ]
-    if format:
+    if format and format["kind"] == "text":
+        lines.append("texts = model.format.text(samples)")
+    elif format:
         lines.append(f"samples = model.format.decode(samples)  # {DECODED[format['kind']]}")
     yield "\n".join(["```python", *lines, "```"])
     if format:

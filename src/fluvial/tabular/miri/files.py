@@ -50,6 +50,8 @@ DATES = (
 """How dates may be written; the first that reads a whole column is taken."""
 CODE = re.compile(r"[+-]?0\d+|\+\d+")
 """Not a number but a code: it would lose its zeros, or its plus."""
+DECIMAL = re.compile(r",(\d{1,2}|\d{4,})$|\..*,")
+"""A comma that cannot stand between thousands."""
 LINES = 10_000
 """Rows that are written at a time."""
 
@@ -62,6 +64,7 @@ class Style:
         kind: "number", "date" or "text".
         decimals: digits after the mark; None to write as many as needed, at most 6 significant.
         mark: decimal point or comma.
+        dots: dots stand between thousands.
         date: format of dates.
     """
 
@@ -69,6 +72,7 @@ class Style:
     decimals: int | None = 0
     mark: str = "."
     date: str = ""
+    dots: bool = False
 
     def write(self, value: Any) -> str:
         """A drawn value as text."""
@@ -79,7 +83,10 @@ class Style:
         text = f"{value:.6g}" if self.decimals is None else f"{value:.{self.decimals}f}"
         if float(text) == 0:
             text = text.removeprefix("-")
-        return text.replace(".", self.mark)
+        whole, point, rest = text.partition(".")
+        if self.dots:
+            whole = re.sub(r"(?<=\d)(?=(\d{3})+$)", ".", whole)
+        return whole + (self.mark if point else "") + rest
 
 
 @dataclass
@@ -172,18 +179,32 @@ class TableFile:
                 continue
             at = self.names.index(name)
             kind = table.schema.field(at).type
-            plain = kind.value_type if pa.types.is_dictionary(kind) else kind
-            values = [_arrow_value(value, plain) for value in filled[name][gaps]]
-            column = table.column(at).cast(plain).combine_chunks()
-            drawn = pa.array(values, type=plain)
-            if pa.types.is_duration(plain):  # of which pyarrow replaces none
-                column, drawn = column.cast(pa.int64()), drawn.cast(pa.int64())
-            column = pc.replace_with_mask(column, pa.array(gaps), drawn).cast(plain)
             if pa.types.is_dictionary(kind):
-                column = column.dictionary_encode().cast(kind)
+                column = _with_categories(table.column(at), gaps, list(filled[name][gaps]))
+            else:
+                values = [_arrow_value(value, kind) for value in filled[name][gaps]]
+                column = table.column(at).combine_chunks()
+                drawn = pa.array(values, type=kind)
+                if pa.types.is_duration(kind):  # of which pyarrow replaces none
+                    column, drawn = column.cast(pa.int64()), drawn.cast(pa.int64())
+                column = pc.replace_with_mask(column, pa.array(gaps), drawn).cast(kind)
             table = table.set_column(at, table.schema.field(at), column)
         with atomic(path) as temporary:
             pq.write_table(table, temporary)
+
+
+def _with_categories(column: Any, gaps: np.ndarray, drawn: Sequence[Any]) -> Any:
+    """A column of categories with values in its gaps; the categories and their order stay."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    whole = column.unify_dictionaries().combine_chunks()
+    parts = whole if isinstance(whole, pa.DictionaryArray) else whole.chunk(0)
+    rank = {value: k for k, value in enumerate(parts.dictionary.to_pylist())}
+    codes = pa.array([rank[value] for value in drawn], type=parts.indices.type)
+    indices = pc.replace_with_mask(parts.indices, pa.array(gaps), codes)
+    ordered = column.type.ordered
+    return pa.DictionaryArray.from_arrays(indices, parts.dictionary, ordered=ordered)
 
 
 def _arrow_value(value: Any, kind: Any) -> Any:
@@ -364,17 +385,22 @@ def _typed(text: Any, name: str, table: TableFile, *, comma: bool) -> Any:
         table.left[name] = "no value at all"
         return None
     levels: Sequence[str] = [str(level) for level in seen.unique()]
-    mark = "."
-    written = text
-    if comma and any("," in one for one in levels) and all(map(COMMA.fullmatch, levels)):
-        mark, written = ",", text.str.replace(".", "", regex=False).str.replace(",", ".")
-        table.notes.append(f"{name}: decimal commas")
+    mark, written = ".", text
+    # where fields are parted by commas too, digits must tell a decimal comma from one of thousands
+    commas = [one for one in levels if "," in one and COMMA.fullmatch(one)]
+    most = 2 * sum(map(bool, map(COMMA.fullmatch, levels))) > len(levels)
+    if commas and most and (comma or any(map(DECIMAL.search, commas))):
+        plain = text.str.replace(".", "", regex=False).str.replace(",", ".")
+        mark, written = ",", plain.where(text.str.fullmatch(COMMA).fillna(False).astype(bool))
     numbers = pandas.to_numeric(written, errors="coerce").astype(float)
     if numbers.notna().sum() == len(seen) and not any(map(CODE.fullmatch, levels)):
         if np.isinf(numbers).any():
             table.left[name] = "holds infinity"
             return None
-        table.styles[name] = Style("number", _decimals(levels, mark), mark)
+        if mark == ",":
+            table.notes.append(f"{name}: decimal commas")
+        dots = mark == "," and any("." in one for one in levels)
+        table.styles[name] = Style("number", _decimals(levels, mark), mark, dots=dots)
         return numbers
     if all(map(DATE.fullmatch, levels)):
         dates = _read_dates(text, seen, levels, name, table)
@@ -384,14 +410,15 @@ def _typed(text: Any, name: str, table: TableFile, *, comma: bool) -> Any:
         return None
     table.styles[name] = Style("text")
     texts = _as_texts(text, name, table)
-    odd = seen[numbers[seen.index].isna()]
-    if 0 < 2 * len(odd) < len(seen):
-        words = ", ".join(f"{word!r} ({count})" for word, count in Counter(odd).most_common(3))
-        reason = f"texts, for not all of it are numbers: {words}; what means a gap can be named"
-        if texts is None:
-            table.left[name] = reason
-        else:
-            table.notes.append(f"{name}: {reason}")
+    for what, fits in (("numbers", numbers.notna()), ("dates", text.str.fullmatch(DATE))):
+        odd = seen[~fits[seen.index].astype(bool)]
+        if 0 < 2 * len(odd) < len(seen):
+            words = ", ".join(f"{word!r} ({count})" for word, count in Counter(odd).most_common(3))
+            reason = f"texts, for not all of it are {what}: {words}; what means a gap can be named"
+            if texts is None:
+                table.left[name] = reason
+            else:
+                table.notes.append(f"{name}: {reason}")
     return texts
 
 
@@ -425,7 +452,9 @@ def _as_texts(text: Any, name: str, table: TableFile) -> Any:
     seen = text.dropna()
     count = seen.nunique()
     if count > MOST_CATEGORIES or (count > 10 and 2 * count > len(seen)):
-        table.left[name] = f"{count} different texts: names, and not categories"
+        one = str(seen.iloc[0])
+        short = one if len(one) <= 20 else f"{one[:20]}..."
+        table.left[name] = f"{count} different texts such as {short!r}: names, and not categories"
         return None
     return text.astype("category")
 

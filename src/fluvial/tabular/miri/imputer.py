@@ -4,38 +4,36 @@ from __future__ import annotations
 
 import json
 import math
-import secrets
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self, cast
+from typing import Any, Self
 
 import numpy as np
 import torch
 from sklearn.base import BaseEstimator, OneToOneFeatureMixin, TransformerMixin
-from sklearn.utils import check_random_state
-from sklearn.utils.validation import check_is_fitted, validate_data
+from sklearn.utils.validation import check_is_fitted
 from torch import Tensor, nn
 
 from fluvial.core.noise import KeyedNoise
-from fluvial.tabular.miri.columns import (
-    KINDS,
-    Column,
-    Kind,
-    codes_of,
-    learn_column,
-    read_series,
-    write_series,
+from fluvial.tabular.miri.checkpoints import (
+    digest_of,
+    read_rounds,
+    round_as_json,
+    round_from_json,
+    write_round,
 )
+from fluvial.tabular.miri.columns import KINDS, Column, Kind
 from fluvial.tabular.miri.rounds import (
     Pairing,
     Round,
     Rounds,
     VelocityMLP,
     apply_rounds,
-    mixed,
     run_rounds,
 )
+from fluvial.tabular.miri.table import Table
+from fluvial.tabular.seeds import mixed, seed_of
 from fluvial.training.files import load_model, save_model
 
 SYSTEM = "miri-imputation"
@@ -84,7 +82,7 @@ class MIRIImputer(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
         lr: of Adam; falls to 0 over the second half of a round.
         hidden: sizes of the hidden layers; None for three of 128 where the encoded table has at
             most 16 columns, of 256 up to 128 columns, and of 512 beyond. The paper: three of 1001.
-        ode_steps: Euler steps of a filling; None for 50, and 25 beyond 10,000 rows.
+        ode_steps: Euler steps of a filling.
         max_steps: of the optimiser in a round, at most; what bounds the time on large tables.
         chains: fillings of each row that are carried through the rounds side by side, against
             noise that is learned by heart; None for 2,000 over the rows, between 2 and 8, and 1
@@ -133,7 +131,7 @@ class MIRIImputer(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
         batch_size: int | None = None,
         lr: float = 3e-3,
         hidden: tuple[int, ...] | None = None,
-        ode_steps: int | None = None,
+        ode_steps: int = 25,
         max_steps: int = 2_000,
         chains: int | None = None,
         pairing: Pairing = "epoch",
@@ -174,31 +172,46 @@ class MIRIImputer(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
 
     # Fitting
 
-    def fit(self, X: Any, y: Any = None, *, mask: Any = None) -> Self:
+    def fit(
+        self, X: Any, y: Any = None, *, mask: Any = None, folder: str | Path | None = None
+    ) -> Self:
         """Learn to fill the gaps of X.
 
         Args:
             X: (n, d), gaps as NaN (in frames also None and NA).
             y: ignored.
             mask: (n, d), True where observed; what it marks as missing is taken for a gap too.
+            folder: where the networks of finished rounds are kept; a fit that was stopped goes on
+                after the last of them, and ends as if it had not been stopped. It needs a
+                ``random_state`` that is a number.
+
+        Raises:
+            ValueError: ``folder`` holds rounds of another table or of other settings.
         """
-        self._fit(X, mask)
+        self._fit(X, mask, folder)
         return self
 
-    def fit_transform(self, X: Any, y: Any = None, *, mask: Any = None) -> Any:
+    def fit_transform(
+        self, X: Any, y: Any = None, *, mask: Any = None, folder: str | Path | None = None
+    ) -> Any:
         """Learn from X and fill its gaps; see `fit`."""
-        x, table = self._fit(X, mask)
+        x, table = self._fit(X, mask, folder)
         if self.draws > 1:
             return self._averaged(table)
         return table.filled(self._decoded(x, table))
 
-    def _fit(self, X: Any, mask: Any) -> tuple[Tensor, _Table]:
+    def _fit(self, X: Any, mask: Any, folder: str | Path | None) -> tuple[Tensor, Table]:
         settings = self._settings()
-        table = _Table.read(self, X, mask, reset=True)
+        if folder is not None and not isinstance(self.random_state, int | np.integer):
+            raise ValueError(
+                f"random_state must be a number for folder to be gone on with, got "
+                f"{self.random_state!r}"
+            )
+        table = Table.read(self, X, mask, reset=True)
         columns = self._learn(table)
         self.columns_ = columns
         table.values_of(columns)
-        seed = _seed(self.random_state)
+        seed = seed_of(self.random_state)
         noise = KeyedNoise(seed)
         x, seen = self._encoded(table)
         chains = settings.copies(len(x)) if table.gaps.any() or self.hide else 1
@@ -213,23 +226,42 @@ class MIRIImputer(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
             known = torch.cat([known, self._spread(hidden)])
         low, high = self._bounds()
         width = x.shape[1]
+
+        def make(k: int) -> nn.Module:
+            return self._network(width, mixed(seed, k))
+
+        done: list[nn.Module] = []
+        before: list[Round] = []
+        watch = None
+        if folder is not None:
+            place = Path(folder)
+            own = {**vars(settings), "hidden": self.hidden, "hide": self.hide, "seed": seed}
+            digest = digest_of({**own, "columns": [repr(c) for c in columns]}, train, known)
+            done, before = read_rounds(place, make, digest)
+
+            def watch(one: Round, net: nn.Module, every: Tensor) -> None:
+                if one.number > len(done):
+                    write_round(place, one, net, digest)
+
         train, nets, rounds = run_rounds(
             train,
             known,
-            lambda k: self._network(width, mixed(seed, k)),
+            make,
             settings,
             noise,
             low=low,
             high=high,
             targets=targets,
             chains=chains,
+            done=[net.to(self.device) for net in done],
+            watch=watch,
             progress=self._bar(table.shape[0]),
         )
+        rounds[: len(before)] = before  # with the losses of then
         self.nets_ = nets
         self.history_ = [vars(one) for one in rounds]
         self.gaps_ = np.array(table.gaps.any(0)) if not self.hide else np.ones(table.shape[1], bool)
         self.seed_ = seed
-        self.rows_ = len(train)
         self.donors_ = [_donors(table.column(j), noise.at(3)) for j in range(table.shape[1])]
         _warn_of(rounds)
         return train[: table.shape[0]], table
@@ -250,7 +282,7 @@ class MIRIImputer(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
             pairing=self.pairing,
         )
 
-    def _learn(self, table: _Table) -> list[Column]:
+    def _learn(self, table: Table) -> list[Column]:
         kinds = table.by_number("kinds", self.kinds)
         bounds = table.by_number("bounds", self.bounds)
         for kind in kinds.values():
@@ -318,16 +350,16 @@ class MIRIImputer(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
             return torch.stack(filled)
         return np.stack(filled) if isinstance(filled[0], np.ndarray) else filled
 
-    def _new(self, X: Any) -> _Table:
-        table = _Table.read(self, X, None, reset=False)
+    def _new(self, X: Any) -> Table:
+        table = Table.read(self, X, None, reset=False)
         table.values_of(self.columns_)
         return table
 
-    def _several(self, table: _Table, m: int) -> Iterator[list[np.ndarray]]:
+    def _several(self, table: Table, m: int) -> Iterator[list[np.ndarray]]:
         noise = KeyedNoise(self.seed_).at(SAMPLE)
         return (self._drawn(table, noise.at(k)) for k in range(m))
 
-    def _averaged(self, table: _Table) -> Any:
+    def _averaged(self, table: Table) -> Any:
         many = list(self._several(table, self.draws))
         means = [
             column.average(np.stack([one[j] for one in many]))
@@ -335,7 +367,7 @@ class MIRIImputer(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
         ]
         return table.filled(means)
 
-    def _drawn(self, table: _Table, noise: KeyedNoise) -> list[np.ndarray]:
+    def _drawn(self, table: Table, noise: KeyedNoise) -> list[np.ndarray]:
         """By column, values for its gaps."""
         foreign = table.gaps.any(0) & ~self.gaps_
         if not table.gaps.any():
@@ -360,8 +392,6 @@ class MIRIImputer(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
                 x[rows, inside] = torch.from_numpy(self.columns_[j].encode(values[int(j)])).to(x)
                 seen[rows, inside] = True
         settings = self._settings()
-        if self.ode_steps is None:  # as in fitting, so that the same rows give the same
-            settings = Rounds(**{**vars(settings), "ode_steps": settings.ode(self.rows_)})
         low, high = self._bounds()
         x = apply_rounds(self.nets_, x, seen, settings, noise, low=low, high=high)
         drawn = self._decoded(x, table)
@@ -373,7 +403,7 @@ class MIRIImputer(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
         """Where each column begins in the encoded table, and its width at last."""
         return [0, *np.cumsum([column.width for column in self.columns_]).tolist()]
 
-    def _encoded(self, table: _Table) -> tuple[Tensor, Tensor]:
+    def _encoded(self, table: Table) -> tuple[Tensor, Tensor]:
         """(x, seen): the table as the networks see it, and where it is observed."""
         ends = self._ends()
         x = np.empty((table.shape[0], ends[-1]), np.float32)
@@ -387,7 +417,7 @@ class MIRIImputer(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
         wide = seen if max(widths) == 1 else np.repeat(seen, widths, axis=1)
         return torch.from_numpy(np.array(wide)).to(self.device)
 
-    def _decoded(self, x: Tensor, table: _Table) -> list[np.ndarray]:
+    def _decoded(self, x: Tensor, table: Table) -> list[np.ndarray]:
         ends = self._ends()
         result = []
         for j, column in enumerate(self.columns_):
@@ -431,9 +461,8 @@ class MIRIImputer(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
             "names": [str(name) for name in getattr(self, "feature_names_in_", ())],
             "gaps": self.gaps_.tolist(),
             "seed": self.seed_,
-            "rows": self.rows_,
             "rounds": len(self.nets_),
-            "history": self.history_,
+            "history": [round_as_json(Round(**one)) for one in self.history_],
         }
         weights = {
             f"{k}.{name}": value
@@ -473,8 +502,8 @@ class MIRIImputer(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
         if header["names"]:
             model.feature_names_in_ = np.array(header["names"], dtype=object)
         model.gaps_ = np.array(header["gaps"], bool)
-        model.seed_, model.rows_ = header["seed"], header["rows"]
-        model.history_ = header["history"]
+        model.seed_ = header["seed"]
+        model.history_ = [vars(round_from_json(one)) for one in header["history"]]
         model.donors_ = [weights.pop(f"donors.{j}").numpy() for j in range(len(model.columns_))]
         width, nets = model._ends()[-1], []
         for k in range(header["rounds"]):
@@ -494,153 +523,6 @@ class MIRIImputer(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
         return model
 
 
-class _Table:
-    """Input of an imputer: where its gaps are, its columns as numbers, and the way back."""
-
-    def __init__(self, kind: str, data: Any, gaps: np.ndarray, names: list[str]) -> None:
-        self.kind, self.data, self.gaps, self.names = kind, data, gaps, names
-        self.shape: tuple[int, int] = gaps.shape
-
-    @classmethod
-    def read(cls, owner: MIRIImputer, X: Any, mask: Any, *, reset: bool) -> _Table:
-        kind = "tensor" if isinstance(X, Tensor) else "frame" if hasattr(X, "iloc") else "array"
-        if kind == "frame" and getattr(X, "ndim", 2) != 2:
-            raise ValueError(f"X must be a table with rows and columns, got {type(X).__name__}")
-        if kind == "frame":
-            if not X.columns.is_unique:
-                twice = X.columns[X.columns.duplicated()].unique().tolist()
-                raise ValueError(f"X must have column names that differ, got twice: {twice[:5]}")
-            validate_data(owner, X, reset=reset, skip_check_array=True)
-            if not len(X) or not X.shape[1]:
-                raise ValueError(
-                    f"Found array with {len(X)} sample(s) and {X.shape[1]} feature(s) while a "
-                    "minimum of 1 of each is required by MIRIImputer."
-                )
-            data, gaps = X, X.isna().to_numpy(dtype=bool)
-            names = [str(name) for name in X.columns]
-        else:
-            values = X.detach().cpu().numpy() if isinstance(X, Tensor) else X
-            data = validate_data(
-                owner,
-                values,
-                reset=reset,
-                dtype=[np.float64, np.float32],
-                ensure_all_finite="allow-nan",
-            )
-            gaps, names = np.isnan(data), [f"x{j}" for j in range(data.shape[1])]
-            if kind == "tensor":
-                data = (X, data)
-        if mask is not None:
-            seen = np.asarray(mask.cpu() if isinstance(mask, Tensor) else mask)
-            if seen.dtype.kind not in "bui" or seen.shape != gaps.shape:
-                raise ValueError(
-                    f"mask must be truth values shaped as X, {gaps.shape}, got {seen.dtype} of "
-                    f"{seen.shape}"
-                )
-            gaps = gaps | ~seen.astype(bool)
-        return cls(kind, data, gaps, names)
-
-    @property
-    def array(self) -> np.ndarray:
-        return cast(np.ndarray, self.data[1] if self.kind == "tensor" else self.data)
-
-    def by_number(self, what: str, given: Mapping[Any, Any] | None) -> dict[int, Any]:
-        """Settings by column, with the columns' numbers for their names."""
-        result = {}
-        for key, value in (given or {}).items():
-            own = list(self.data.columns) if self.kind == "frame" else []
-            if key in own:
-                result[own.index(key)] = value
-            elif isinstance(key, int) and 0 <= key < self.shape[1]:
-                result[key] = value
-            else:
-                raise ValueError(f"{what} names a column {key!r} that X does not have")
-        return result
-
-    def learn(
-        self,
-        j: int,
-        kind: Kind | None,
-        bounds: tuple[float | None, float | None] | None,
-        clamp: bool,
-    ) -> Column:
-        name = self.names[j]
-        if self.kind == "frame":
-            series = self.data.iloc[:, j]
-            if self.gaps[:, j].any():
-                series = series.mask(self.gaps[:, j])
-            read = read_series(series, name, kind)
-            return learn_column(
-                name,
-                read.values,
-                read.kind,
-                categories=read.categories,
-                bounds=bounds,
-                clamp=clamp,
-                origin=read.origin,
-            )
-        values = np.where(self.gaps[:, j], np.nan, self.array[:, j].astype(np.float64))
-        if kind in ("categorical", "boolean"):
-            levels = np.unique(values[~np.isnan(values)])
-            if kind == "boolean" and len(levels) > 2:
-                raise ValueError(f"kinds: column {name!r} is no boolean, with {len(levels)} values")
-            if len(levels) > 1_000:
-                raise ValueError(f"kinds: column {name!r} has {len(levels)} categories")
-            codes = np.where(np.isnan(values), np.nan, np.searchsorted(levels, values))
-            categories = [float(level) for level in levels]
-            return learn_column(name, codes, "categorical", categories=categories)
-        return learn_column(name, values, kind or "numeric", bounds=bounds, clamp=clamp)
-
-    def values_of(self, columns: Sequence[Column]) -> None:
-        """Read the columns as those that were fitted.
-
-        Raises:
-            TypeError: they were not numbers, and this is an array.
-        """
-        self.columns = columns
-        if self.kind != "frame":
-            for column in columns:
-                if column.kind == "date" or any(isinstance(c, str) for c in column.categories):
-                    raise TypeError(
-                        f"column {column.name!r} was {column.kind} in fitting: X must be a data "
-                        f"frame again, got {'a tensor' if self.kind == 'tensor' else 'an array'}"
-                    )
-
-    def column(self, j: int) -> np.ndarray:
-        """(n,) numbers with NaN in the gaps; read each time, so that no second table is held."""
-        if self.kind == "frame":
-            values = codes_of(self.data.iloc[:, j], self.columns[j])
-            return np.where(self.gaps[:, j], np.nan, values)
-        values = np.where(self.gaps[:, j], np.nan, self.array[:, j].astype(np.float64))
-        levels = self.columns[j].categories
-        if not levels:
-            return values
-        known = np.array(levels)
-        codes = np.searchsorted(known, values).clip(max=len(known) - 1)
-        return np.where(np.isnan(values), np.nan, np.where(known[codes] == values, codes, -1))
-
-    def filled(self, values: Sequence[np.ndarray]) -> Any:
-        """What came in, copied, with values in the gaps of every column."""
-        if self.kind == "frame":
-            frame = self.data.copy()
-            for j, column in enumerate(self.columns):
-                if len(values[j]):
-                    series = write_series(self.data.iloc[:, j], column, self.gaps[:, j], values[j])
-                    frame.isetitem(j, series.array)
-            return frame
-        result = np.array(self.array, order="C")
-        for j, column in enumerate(self.columns):
-            drawn = values[j]
-            if column.categories and len(drawn):
-                drawn = np.array(column.categories)[drawn.astype(int)]
-            result[self.gaps[:, j], j] = drawn
-        if self.kind == "tensor":
-            X = self.data[0]
-            floating = X.dtype if X.is_floating_point() else torch.float64
-            return torch.from_numpy(result).to(X.device, floating)
-        return result
-
-
 def _hidden(width: int) -> tuple[int, ...]:
     size = 128 if width <= 16 else 256 if width <= 128 else 512
     return (size,) * 3
@@ -653,19 +535,6 @@ def _donors(values: np.ndarray, noise: KeyedNoise) -> np.ndarray:
         order = noise.uniform(torch.empty(len(seen), dtype=torch.float64)).argsort()[:DONORS]
         seen = seen[order.numpy()]
     return np.array(seen, np.float64)
-
-
-def _seed(random_state: Any) -> int:
-    """A seed of keyed noise; nothing global is read."""
-    if random_state is None:
-        return secrets.randbits(32)
-    if isinstance(random_state, np.random.Generator):
-        return int(random_state.integers(2**32))
-    if isinstance(random_state, int | np.integer):
-        if not 0 <= int(random_state) < 2**32:
-            raise ValueError(f"random_state must lie in [0, 2**32), got {random_state}")
-        return int(random_state)
-    return int(check_random_state(random_state).randint(2**32, dtype=np.uint32))
 
 
 def _warn_of(rounds: Sequence[Round]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
@@ -13,9 +14,10 @@ import numpy as np
 from torch import Tensor
 
 from fluvial.data.format import Format
+from fluvial.tabular.miri.checkpoints import rounds_kept
 from fluvial.tabular.miri.columns import Column
 from fluvial.tabular.miri.files import TableFile, read_file
-from fluvial.tabular.miri.imputer import SYSTEM, MIRIImputer, _Table
+from fluvial.tabular.miri.imputer import SYSTEM, MIRIImputer
 from fluvial.tabular.miri.report import (
     as_json,
     as_markdown,
@@ -24,6 +26,7 @@ from fluvial.tabular.miri.report import (
     draw_report,
 )
 from fluvial.tabular.miri.rounds import Rounds
+from fluvial.tabular.miri.table import Table
 from fluvial.training.files import atomic, write_json
 from fluvial.training.run import FORMAT, read_settings
 
@@ -31,6 +34,10 @@ SPREAD = 5
 """Fillings that the spread of draws is measured on."""
 SPREAD_ROWS = 10_000
 """Rows with gaps whose spread is measured, at most: it costs as many fillings of theirs."""
+
+
+KEPT = "checkpoints"
+"""Where in the folder of a run its finished rounds are, until all are done."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +54,7 @@ class Recipe:
         lr: learning rate of Adam.
         hidden: sizes of the hidden layers; by default three of 128, 256 or 512 by the number of
             columns.
-        ode_steps: Euler steps of a filling; by default 50, and 25 beyond 10,000 rows.
+        ode_steps: Euler steps of a filling.
         pairing: pair rows anew every epoch, or once a round, as the paper's code does.
         draws: what gaps are filled with is the mean of so many draws; 1 keeps the distribution
             right, 20 brings each value near its best guess.
@@ -66,7 +73,7 @@ class Recipe:
     batch_size: int | None = None
     lr: float = 3e-3
     hidden: tuple[int, ...] | None = None
-    ode_steps: int | None = None
+    ode_steps: int = 25
     pairing: Literal["epoch", "round"] = "epoch"
     draws: int = 1
     copies: int = 0
@@ -173,7 +180,8 @@ class Job:
         """Fill the table into the folder ``out``.
 
         Writes the filled copy, further copies, ``report.md``, ``report.json``, ``figure.png``,
-        ``model.safetensors`` and, last, ``result.json``.
+        ``model.safetensors`` and, last, ``result.json``. Each round is kept as it is done: what was
+        stopped goes on after the last of them.
 
         Returns:
             (what is in ``result.json``, a summary in words).
@@ -181,35 +189,33 @@ class Job:
         begin = time.perf_counter()
         table, model = self.table, self.model
         model.set_params(device=device, progress=progress)
-        filled = model.fit_transform(table.frame)
+        filled = model.fit_transform(table.frame, folder=out / KEPT)
         place = out / table.filled_name
         table.write(place, filled)
         end = table.suffix
         copies = model.sample(table.frame, self.recipe.copies) if self.recipe.copies else []
         for k, copy in enumerate(copies):
             table.write(out / f"{place.name[: -len(end)]}-{k + 1}{end}", copy)
-        read = _Table.read(model, table.frame, None, reset=False)
-        read.values_of(model.columns_)
-        again = _Table.read(model, filled, None, reset=False)
-        again.values_of(model.columns_)
-        some = np.flatnonzero(read.gaps.any(1))
-        some = some[:: -(-len(some) // SPREAD_ROWS)]
-        part = _Table.read(model, table.frame.iloc[some], None, reset=False)
-        part.values_of(model.columns_)
-        several = list(model._several(part, SPREAD))
         columns: list[Column] = model.columns_
-        values = [read.column(j) for j in range(len(columns))]
-        drawn = [again.column(j)[read.gaps[:, j]] for j in range(len(columns))]
+        gaps = table.frame.isna().to_numpy(dtype=bool)
+        some = np.flatnonzero(gaps.any(1))
+        some = some[:: -(-len(some) // SPREAD_ROWS)]
+        several = model.sample(table.frame.iloc[some], SPREAD)
+        values = _numbers(model, table.frame)
+        drawn = [one[gaps[:, j]] for j, one in enumerate(_numbers(model, filled))]
+        apart = [_numbers(model, one) for one in several]
         reports = [
-            column_report(column, values[j], drawn[j], np.stack([one[j] for one in several]))
+            column_report(
+                column, values[j], drawn[j], np.stack([one[j][gaps[some, j]] for one in apart])
+            )
             for j, column in enumerate(columns)
         ]
-        count, rows = int(read.gaps.sum()), len(table.frame)
+        count, rows = int(gaps.sum()), len(table.frame)
         ends = ", ".join(f"{one['losses'][-1]:.3g}" for one in model.history_)
         facts = [
             f"{table.path.name}: {rows:,} rows, {len(table.names)} columns, {count:,} gaps filled "
-            f"({count / read.gaps.size:.1%} of the entries that were looked at)",
-            f"rows without any value: {int(read.gaps.all(1).sum()):,}",
+            f"({count / gaps.size:.1%} of the entries that were looked at)",
+            f"rows without any value: {int(gaps.all(1).sum()):,}",
             f"losses of the rounds at their ends: {ends}; far below 1: learned by heart",
             f"filled copy: {place.name}; seed {self.recipe.seed}",
         ]
@@ -238,7 +244,15 @@ class Job:
             "notes": notes,
         }
         write_json(out / "result.json", result)
+        shutil.rmtree(out / KEPT, ignore_errors=True)  # the model has them all
         return result, _summary(place, count, seconds, reports, table, out)
+
+    def kept(self, out: Path) -> str:
+        """What an interrupted run has left in ``out``, in words."""
+        done = rounds_kept(out / KEPT)
+        if not done:
+            return "before the first round was done, so that it begins anew"
+        return f"after {done} of {self.recipe.rounds} rounds, which are kept in {out / KEPT}"
 
     def _metrics(self, reports: Sequence[Any]) -> list[dict[str, Any]]:
         distances = [one.distance for one in reports if one.distance is not None]
@@ -260,6 +274,13 @@ class Job:
             for name, (values, words) in what.items()
             if values
         ]
+
+
+def _numbers(model: MIRIImputer, frame: Any) -> list[np.ndarray]:
+    """The columns of a frame as the imputer reads them, NaN in gaps."""
+    table = Table.read(model, frame, None, reset=False)
+    table.values_of(model.columns_)
+    return [table.column(j) for j in range(table.shape[1])]
 
 
 def _summary(

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from fluvial.tabular.miri.columns import Column
+from fluvial.tabular.miri.columns import UNITS, Column
 from fluvial.training.files import atomic
 
 FEW = 30
@@ -233,11 +233,16 @@ def draw_report(
             if high - low <= 1e-9 * max(abs(low), abs(high)):  # too near for edges between them
                 low, high = low - 0.1 * (abs(low) or 1), high + 0.1 * (abs(high) or 1)
             bins = np.linspace(low, high, min(30, max(5, int(len(both) ** 0.5))) + 1)
-            if column.kind != "numeric" and np.ptp(both) <= 30:  # a bar a number, or a day
+            whole = column.kind == "integer" or column.unit == UNITS["days"]
+            if whole and np.ptp(both) <= 30:  # a bar a number, or a day
                 bins = np.arange(np.floor(both.min()), np.floor(both.max()) + 2) - 0.5
             if column.origin:
-                axis.xaxis.set_major_locator(AutoDateLocator(maxticks=4))
+                axis.xaxis.set_major_locator(AutoDateLocator(minticks=2, maxticks=4))
                 axis.xaxis.set_major_formatter(ConciseDateFormatter(axis.xaxis.get_major_locator()))
+                axis.xaxis.get_offset_text().set_fontsize(7)
+            elif 0 < len(column.categories) <= 6:  # ordered: by rank
+                names = [str(name)[:10] for name in column.categories]
+                axis.set_xticks(range(len(names)), names, fontsize=7)
             for k, (label, part) in enumerate(parts.items()):
                 if len(part):
                     axis.hist(part, bins, density=True, color=f"C{k}", alpha=0.55, label=label)
