@@ -20,15 +20,16 @@ from torch import Tensor, nn
 from fluvial.tabular.miri.rounds import Round
 from fluvial.training.files import load_model, save_model
 
-BLOCK = 1 << 20
-"""Rows whose bytes are digested at a time."""
+BLOCK = 1 << 18
+"""Numbers whose bytes are digested at a time."""
 
 
 def digest_of(settings: Mapping[str, Any], x: Tensor, mask: Tensor) -> str:
     """What a kept round depends on: the settings, the table where it is observed, and the mask."""
     state = blake2b(json.dumps(settings, sort_keys=True, default=str).encode(), digest_size=16)
-    for start in range(0, len(x), BLOCK):
-        rows = slice(start, start + BLOCK)
+    size = max(1, BLOCK // max(1, x[0].numel()))
+    for start in range(0, len(x), size):
+        rows = slice(start, start + size)
         seen = mask[rows].cpu().numpy()
         state.update(np.packbits(seen).tobytes())
         state.update(np.where(seen, x[rows].cpu().numpy(), 0).tobytes())

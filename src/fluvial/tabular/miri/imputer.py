@@ -415,7 +415,7 @@ class MIRIImputer(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
         """A mask of the columns as one of the encoded ones."""
         widths = [column.width for column in self.columns_]
         wide = seen if max(widths) == 1 else np.repeat(seen, widths, axis=1)
-        return torch.from_numpy(np.array(wide)).to(self.device)
+        return torch.from_numpy(wide).to(self.device)
 
     def _decoded(self, x: Tensor, table: Table) -> list[np.ndarray]:
         ends = self._ends()

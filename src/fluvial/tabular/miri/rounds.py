@@ -348,7 +348,7 @@ def train_round(
     Returns:
         The mean loss of every epoch; empty where nothing is missing.
     """
-    sources = (~mask).flatten(1).any(1).nonzero()[:, 0]
+    sources = (~mask.flatten(1).all(1)).nonzero()[:, 0]  # without a second mask
     if not len(sources):
         return []
     steps, _ = settings.plan(len(sources) // chains)
@@ -462,10 +462,12 @@ def run_rounds(
         )
     if mask.all():
         return x, [], []
-    if not (x.isfinite() | ~mask).all():
-        raise ValueError("x must be finite where observed")
+    size = max(1, BLOCK // max(1, x[0].numel()))
+    for some, seen in zip(x.split(size), mask.split(size), strict=True):
+        if not (some.isfinite() | ~seen).all():
+            raise ValueError("x must be finite where observed")
     fill_first(x, mask, noise.at(FILL), images=settings.images)
-    sources = int((~mask).flatten(1).any(1).sum())
+    sources = int((~mask.flatten(1).all(1)).sum())
     steps, _ = settings.plan(sources // chains)
     bar = tqdm(
         total=settings.rounds * (steps + 1),
