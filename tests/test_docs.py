@@ -136,7 +136,7 @@ def test_a_file_that_is_no_result_of_the_system_is_refused(
         ("discrete", 8),
         ("metrics", 5),
         ("pretrained", 6),
-        ("imputation", 3),
+        ("imputation", 4),
         ("restoration", 3),
         ("masks", 4),
         ("language", 5),
