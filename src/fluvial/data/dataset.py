@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import torch
@@ -232,6 +233,24 @@ class DataSet:
                 f"{reason}; hold out another share, or nothing, validation=0"
             ) from error
         return parts["train"], parts["validation"]
+
+    @property
+    def unlabelled(self) -> DataSet:
+        """The rows without their labels."""
+        return replace(self, label=None, format=replace(self.format, label_names=()))
+
+    def about(self, **rows: int) -> dict[str, Any]:
+        """Provenance and format, as the settings of a run hold them, with the ``rows`` of each
+        part."""
+        return {
+            "name": self.name,
+            "source": self.source,
+            "licence": self.licence,
+            "citation": self.citation,
+            "rows": rows,
+            "notes": list(self.notes),
+            "format": self.format.summary(),
+        }
 
     def _stretches(self, shares: dict[str, float], seed: int, cache: Cache) -> dict[str, DataSet]:
         """`split` of text."""

@@ -20,6 +20,8 @@ from fluvial.data.tables import SUFFIXES, read_table
 
 SETS = {"animals": animals, "digits": digits}
 """The sets that ship in packages, by name."""
+LARGE = 128
+"""Side of images, in pixels, beyond which a size must be asked for."""
 
 _POSSIBLE = (
     f"a shipped set ({', '.join(SETS)}), a folder of images, an .npy or .npz file, a table "
@@ -150,3 +152,17 @@ def _hint(path: Path) -> str:
     if suffix in (".pkl", ".pickle", ".pt", ".pth"):
         return ": files of Python objects may run code; save the array as .npy"
     return ""
+
+
+def refuse_large(data: DataSet) -> None:
+    """Of images whose size nobody has chosen: a training on large ones would take days on a laptop.
+
+    Raises:
+        ValueError: a side is above `LARGE`.
+    """
+    height, width = data.format.shape[-2:] if data.format.kind == "images" else (0, 0)
+    if max(height, width) > LARGE:
+        raise ValueError(
+            f"size: the images are {height} x {width}; say at which size to train, size=64 for "
+            f"instance, or size={height if height == width else (height, width)} if it is meant"
+        )

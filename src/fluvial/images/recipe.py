@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal, cast
 
@@ -16,12 +16,14 @@ from fluvial.core.noise import KeyedNoise
 from fluvial.core.time import LogitNormal
 from fluvial.data import DataSet, read
 from fluvial.data.dataset import HELD_OUT
+from fluvial.data.read import refuse_large
 from fluvial.data.write import image_grid, scatter
 from fluvial.images.meanflow import Guidance, MeanFlow, TimePairs
 from fluvial.metrics import frechet_distance
 from fluvial.networks import MLP, DiT
 from fluvial.training.loop import Training
 from fluvial.training.processes import is_main, sample_across
+from fluvial.training.recipe import absolute, training_of
 
 PATCH = 8
 """Side in pixels that a patch is chosen near to."""
@@ -29,8 +31,6 @@ PATCHES = range(16, 65)
 """Of an image, if the patch is chosen for it: fewer are blind, more take long."""
 RATE = 0.384
 """Learning rate times width: 0.003 at width 128, where it served 28 x 28 images best."""
-LARGE = 128
-"""Side of images, in pixels, beyond which a size must be asked for: a laptop would need days."""
 COMPONENTS = 32
 """Principal components in which samples are compared with held-out rows."""
 PREVIEW = KeyedNoise(1)
@@ -164,13 +164,8 @@ class Recipe:
     @property
     def training(self) -> Training:
         """How the loop trains."""
-        given = {field.name: getattr(self, field.name) for field in fields(Training)}
-        every = {
-            name: max(100, self.steps // parts) if given[name] is None else given[name]
-            for name, parts in (("validate_every", 10), ("sample_every", 5))
-        }
         lr = RATE / (self.width or 128) if self.lr is None else self.lr
-        return Training(**{**given, **every, "lr": lr})
+        return training_of(self, lr=lr)
 
     @property
     def times(self) -> TimePairs:
@@ -206,12 +201,8 @@ class Recipe:
         )
         if data.label is None and (self.omega, self.kappa) != (1.0, 0.0):
             raise ValueError("omega and kappa guide towards labels, and these data have none")
-        if data.format.kind == "images" and self.size is None and max(data.x.shape[2:]) > LARGE:
-            height, width = data.x.shape[2:]
-            raise ValueError(
-                f"size: the images are {height} x {width}; say at which size to train, size=64 for "
-                f"instance, or size={height if height == width else (height, width)} if it is meant"
-            )
+        if self.size is None:
+            refuse_large(data)
         train, held = data.hold_out(self.validation, seed=self.seed)
         recipe = self._resolved(data)
         return Job(recipe, recipe._model(data), data, train, held)
@@ -232,7 +223,7 @@ class Recipe:
         training = recipe.training
         return replace(
             recipe,
-            label=_absolute(self.label),
+            label=absolute(self.label),
             lr=training.lr,
             validate_every=training.validate_every,
             sample_every=training.sample_every,
@@ -304,15 +295,7 @@ class Job:
     @property
     def about(self) -> dict[str, Any]:
         held = {} if self.held is None else {"validation": len(self.held)}
-        return {
-            "name": self.data.name,
-            "source": self.data.source,
-            "licence": self.data.licence,
-            "citation": self.data.citation,
-            "rows": {"train": len(self.train), **held},
-            "notes": list(self.train.notes),
-            "format": self.data.format.as_json(),
-        }
+        return self.train.about(train=len(self.train), **held)
 
     @property
     def rows(self) -> tuple[dict[str, Tensor], dict[str, Tensor] | None]:
@@ -420,8 +403,3 @@ def _patch(sides: Sequence[int]) -> int | None:
 def _divisors(sides: Sequence[int]) -> list[int]:
     common = math.gcd(*sides)
     return [k for k in range(1, common + 1) if common % k == 0]
-
-
-def _absolute(label: str | None) -> str | None:
-    """The path of a file of labels, so that a run goes on from any folder; names as they are."""
-    return os.path.abspath(label) if label is not None and os.path.isfile(label) else label

@@ -2,9 +2,34 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import asdict, fields
 from typing import Any
+
+from fluvial.training.stage import Training
+
+
+def training_of(recipe: Any, **chosen: Any) -> Training:
+    """How the loop trains: what a recipe names as `Training` does, but for what is ``chosen``.
+
+    Measurements and previews for which it has None come every tenth and fifth of the steps, at
+    least 100 apart.
+
+    Raises:
+        ValueError: a value is out of its range.
+    """
+    own = {field.name for field in fields(recipe)}
+    given = {f.name: getattr(recipe, f.name) for f in fields(Training) if f.name in own} | chosen
+    for name, parts in (("validate_every", 10), ("sample_every", 5)):
+        if name in given and given[name] is None:
+            given[name] = max(100, recipe.steps // parts)
+    return Training(**given)
+
+
+def absolute(place: str | None) -> str | None:
+    """The path of what is there, so that a run goes on from any folder; names as they are."""
+    return os.path.abspath(place) if place is not None and os.path.exists(place) else place
 
 
 def as_json(recipe: Any) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal, cast
 
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from fluvial.core.noise import KeyedNoise
 from fluvial.data import DataSet, read
+from fluvial.data.read import refuse_large
 from fluvial.data.write import image_grid
 from fluvial.inverse.system_embedded_bridge.bridge import SYSTEM, SystemEmbeddedBridge
 from fluvial.inverse.system_embedded_bridge.tasks import Name, Task
@@ -20,9 +21,8 @@ from fluvial.metrics import psnr
 from fluvial.networks import UNet
 from fluvial.training.loop import Training
 from fluvial.training.processes import is_main
+from fluvial.training.recipe import training_of
 
-LARGE = 128
-"""Side of images, in pixels, beyond which a size must be asked for: a laptop would need days."""
 MEASURED = 64
 """Held-out images that are restored at the end, at most."""
 EXAMPLES = 16
@@ -141,12 +141,7 @@ class Recipe:
     @property
     def training(self) -> Training:
         """How the loop trains."""
-        given = {field.name: getattr(self, field.name) for field in fields(Training)}
-        every = {
-            name: max(100, self.steps // parts) if given[name] is None else given[name]
-            for name, parts in (("validate_every", 10), ("sample_every", 5))
-        }
-        return Training(**{**given, **every})
+        return training_of(self)
 
     @property
     def system(self) -> Task:
@@ -174,13 +169,10 @@ class Recipe:
         )
         if data.format.kind != "images":
             raise ValueError(f"{data.name} holds {data.format.kind}; what is restored are images")
-        data = replace(data, label=None, format=replace(data.format, label_names=()))
+        if self.size is None:
+            refuse_large(data)
+        data = data.unlabelled
         channels, height, width = data.format.shape
-        if self.size is None and max(height, width) > LARGE:
-            raise ValueError(
-                f"size: the images are {height} x {width}; say at which size to train, size=64 for "
-                f"instance, or size={height if height == width else (height, width)} if it is meant"
-            )
         system = self.system
         training = self.training
         recipe = replace(
@@ -238,15 +230,7 @@ class Job:
     @property
     def about(self) -> dict[str, Any]:
         held = {} if self.held is None else {"validation": len(self.held)}
-        return {
-            "name": self.data.name,
-            "source": self.data.source,
-            "licence": self.data.licence,
-            "citation": self.data.citation,
-            "rows": {"train": len(self.train), **held},
-            "notes": list(self.train.notes),
-            "format": self.data.format.as_json(),
-        }
+        return self.train.about(train=len(self.train), **held)
 
     @property
     def rows(self) -> tuple[dict[str, Tensor], dict[str, Tensor] | None]:

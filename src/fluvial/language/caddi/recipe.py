@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal, cast
 
@@ -23,6 +23,7 @@ from fluvial.networks import CausalTransformer
 from fluvial.training.files import atomic
 from fluvial.training.loop import Training
 from fluvial.training.processes import is_main, sample_across
+from fluvial.training.recipe import absolute, training_of
 
 WIDTH, DEPTH, HEADS = 96, 3, 4
 """Of the network, if it is not pretrained."""
@@ -171,13 +172,8 @@ class Recipe:
     @property
     def training(self) -> Training:
         """How the loop trains."""
-        given = {field.name: getattr(self, field.name) for field in fields(Training)}
-        every = {
-            name: max(100, self.steps // parts) if given[name] is None else given[name]
-            for name, parts in (("validate_every", 10), ("sample_every", 5))
-        }
         rate = RATE / (self.width or WIDTH) if self.pretrained is None else PRETRAINED_RATE
-        return Training(**{**given, **every, "lr": rate if self.lr is None else self.lr})
+        return training_of(self, lr=rate if self.lr is None else self.lr)
 
     def prepare(self, source: str | os.PathLike[str], *, progress: bool = True) -> Job:
         """Read the text and build the model: what is wrong with either is found here.
@@ -212,9 +208,9 @@ class Recipe:
         new = self.pretrained is None
         recipe = replace(
             self,
-            tokenizer=_absolute(self.tokenizer),
-            pretrained=_absolute(self.pretrained),
-            held_out=_absolute(self.held_out),
+            tokenizer=absolute(self.tokenizer),
+            pretrained=absolute(self.pretrained),
+            held_out=absolute(self.held_out),
             width=(self.width or WIDTH) if new else None,
             depth=(self.depth or DEPTH) if new else None,
             heads=(self.heads or HEADS) if new else None,
@@ -293,15 +289,7 @@ class Job:
     @property
     def about(self) -> dict[str, Any]:
         held = {} if self.held is None else {"validation": len(self.held)}
-        return {
-            "name": self.data.name,
-            "source": self.data.source,
-            "licence": self.data.licence,
-            "citation": self.data.citation,
-            "rows": {"train": len(self.train), **held},
-            "notes": list(self.train.notes),
-            "format": self.data.format.summary(),
-        }
+        return self.train.about(train=len(self.train), **held)
 
     @property
     def rows(self) -> tuple[dict[str, Tensor], dict[str, Tensor] | None]:
@@ -383,9 +371,3 @@ def _pretrained(place: str) -> nn.Module:
 def _spread(rows: int, most: int) -> Tensor:
     """Row numbers, at most so many, spread evenly."""
     return torch.linspace(0, rows - 1, min(rows, most)).round().long()
-
-
-def _absolute(place: str | None) -> str | None:
-    """The path of something that is there, so that a run goes on from any folder; names as they
-    are."""
-    return os.path.abspath(place) if place is not None and os.path.exists(place) else place

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal, cast
 
@@ -21,6 +21,7 @@ from fluvial.metrics import sliced_wasserstein
 from fluvial.networks import MLP, UNet
 from fluvial.training.loop import Training
 from fluvial.training.processes import is_main
+from fluvial.training.recipe import training_of
 from fluvial.transport.schrodinger_bridge.bridge import SYSTEM, Direction, SchrodingerBridge
 from fluvial.transport.schrodinger_bridge.reference import Reference
 
@@ -155,9 +156,7 @@ class Recipe:
     @property
     def training(self) -> Training:
         """How the loop trains in a half-iteration."""
-        own = {field.name for field in fields(self)}
-        given = {f.name: getattr(self, f.name) for f in fields(Training) if f.name in own}
-        return Training(**{**given, "steps": self.steps // self.half_iterations})
+        return training_of(self, steps=self.steps // self.half_iterations)
 
     @property
     def reference(self) -> Reference:
@@ -190,7 +189,7 @@ class Recipe:
             "skip_bad": self.skip_bad,
             "progress": progress,
         }
-        ours, theirs = (_unlabelled(read(place, **options)) for place in (source, target))
+        ours, theirs = (read(place, **options).unlabelled for place in (source, target))
         format = _shared(ours, theirs)
         ours, theirs = replace(ours, format=format), replace(theirs, format=format)
         images = format.kind == "images"
@@ -254,16 +253,13 @@ class Job:
         sides = (self.source, self.target)
         trained = sum(len(part[0]) for part in (self.ours, self.theirs))
         held = sum(len(part[1] or ()) for part in (self.ours, self.theirs))
-        return {
-            "name": self.data.name,
-            **{
-                name: "; ".join(dict.fromkeys(getattr(side, name) for side in sides))
-                for name in ("source", "licence", "citation")
-            },
-            "rows": {"train": trained, **({"validation": held} if held else {})},
-            "notes": [*self.ours[0].notes, *self.theirs[0].notes],
-            "format": self.data.format.as_json(),
+        both = {
+            name: "; ".join(dict.fromkeys(getattr(side, name) for side in sides))
+            for name in ("source", "licence", "citation")
         }
+        notes = [*self.ours[0].notes, *self.theirs[0].notes]
+        about = self.data.about(train=trained, **({"validation": held} if held else {}))
+        return {**about, **both, "notes": notes}
 
     @property
     def rows(self) -> tuple[dict[str, Tensor], dict[str, Tensor] | None]:
@@ -349,10 +345,6 @@ def _check_size(sides: Sequence[int]) -> None:
             f"size: images of {' x '.join(map(str, sides))} are halved twice, so both sides must "
             f"be multiples of 4; bring them to size={tuple(near)}"
         )
-
-
-def _unlabelled(data: DataSet) -> DataSet:
-    return replace(data, label=None, format=replace(data.format, label_names=()))
 
 
 def _shared(source: DataSet, target: DataSet) -> Format:

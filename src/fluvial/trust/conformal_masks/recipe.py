@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -17,6 +17,7 @@ from fluvial.data import DataSet, read, to_uint8
 from fluvial.data.write import image_grid
 from fluvial.training.loop import Training
 from fluvial.training.processes import is_main
+from fluvial.training.recipe import training_of
 from fluvial.trust.conformal_masks.flow import SYSTEM, EnlargingNet, RestorationFlow
 from fluvial.trust.conformal_masks.mask import LEVELS
 from fluvial.trust.conformal_masks.picture import Panel, draw_masks
@@ -141,7 +142,7 @@ class Recipe:
     @property
     def training(self) -> Training:
         """How the loop trains."""
-        return Training(**{field.name: getattr(self, field.name) for field in fields(Training)})
+        return training_of(self)
 
     def prepare(self, source: str | os.PathLike[str], *, progress: bool = True) -> Job:
         """Read the images and build the model: what is wrong with either is found here.
@@ -165,7 +166,7 @@ class Recipe:
         )
         if data.format.kind != "images":
             raise ValueError(f"{data.name} holds {data.format.kind}; what is restored are images")
-        data = replace(data, label=None, format=replace(data.format, label_names=()))
+        data = data.unlabelled
         channels, height, width = data.format.shape
         model = RestorationFlow(
             EnlargingNet(
@@ -220,19 +221,10 @@ class Job:
 
     @property
     def about(self) -> dict[str, Any]:
-        return {
-            "name": self.data.name,
-            "source": self.data.source,
-            "licence": self.data.licence,
-            "citation": self.data.citation,
-            "rows": {
-                "train": len(self.train),
-                "validation": len(self.held),
-                "calibration": len(self.calibration),
-            },
-            "notes": [*self.train.notes, *self._shortage()],
-            "format": self.data.format.as_json(),
-        }
+        about = self.train.about(
+            train=len(self.train), validation=len(self.held), calibration=len(self.calibration)
+        )
+        return {**about, "notes": [*self.train.notes, *self._shortage()]}
 
     @property
     def rows(self) -> tuple[dict[str, Tensor], dict[str, Tensor] | None]:
