@@ -375,7 +375,7 @@ def test_networks_of_the_user_are_handed_over(tmp_path: Path) -> None:
         SchrodingerBridge.load(tmp_path / "m.safetensors")
     loaded = SchrodingerBridge.load(tmp_path / "m.safetensors", network=(Affine(), Affine()))
     assert torch.equal(loaded.translate(points(3)), bridge.translate(points(3)))
-    with pytest.raises(ValueError, match="do not fit the networks"):
+    with pytest.raises(ValueError, match="do not fit the network"):
         SchrodingerBridge.load(tmp_path / "m.safetensors", network=(Affine(3), Affine(3)))
 
 

@@ -37,7 +37,7 @@ from fluvial.core.simulate import simulate
 from fluvial.core.time import LogitNormal, Uniform, grid_pairs, uniform_grid
 from fluvial.data.format import Format
 from fluvial.networks import describe, rebuild
-from fluvial.training.files import load_model, save_model
+from fluvial.training.files import load_model, put_weights, save_model
 from fluvial.training.loop import Stage, Training, train
 from fluvial.training.processes import is_main
 from fluvial.training.sharding import whole_state
@@ -715,14 +715,9 @@ class MeanFlow(Objective):
             FileNotFoundError: no such file.
             ValueError: not a MeanFlow, or the weights do not fit the network.
         """
-        weights, header = load_model(path)
-        if header.get("system") != "meanflow":
-            raise ValueError(f"{path} holds the system {header.get('system')!r}, not 'meanflow'")
+        weights, header = load_model(path, "meanflow")
         network = rebuild(header["network"]) if network is None else network
-        try:
-            network.load_state_dict(weights, assign=True)  # keeps their dtype
-        except RuntimeError as error:
-            raise ValueError(f"the weights in {path} do not fit the network: {error}") from error
+        put_weights(network, weights, path)
         options = {name: _decode(value) for name, value in header["options"].items()}
         data = header.get("data")
         model = cls(network, format=data and Format.from_json(data), **options).eval()

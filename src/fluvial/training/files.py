@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
-from torch import Tensor
+from torch import Tensor, nn
 
 if TYPE_CHECKING:
     from fluvial.training.use import IntendedUse
@@ -155,12 +155,19 @@ def open_safetensors(path: str | os.PathLike[str]) -> safe_open:
         raise ValueError(f"{path} is not a readable safetensors file: {what}") from error
 
 
-def load_model(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def load_model(
+    path: str | os.PathLike[str], system: str | None = None
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """(weights, header) of a file that `save_model` wrote.
+
+    Args:
+        path: of the file.
+        system: whose model it has to be; any by default.
 
     Raises:
         FileNotFoundError: there is no such file.
-        ValueError: it is not a model of fluvial, is damaged, or is of a later format.
+        ValueError: it is not a model of fluvial or not of ``system``, is damaged, or is of a later
+            format.
     """
     with open_safetensors(path) as file:
         metadata = file.metadata() or {}
@@ -170,7 +177,23 @@ def load_model(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[st
         raise ValueError(
             f"{path} is damaged: its weights are not those that were saved (their checksum differs)"
         )
+    if system not in (None, header.get("system")):
+        raise ValueError(f"{path} holds the system {header.get('system')!r}, not {system!r}")
     return weights, header
+
+
+def put_weights(
+    module: nn.Module, weights: Mapping[str, Tensor], path: str | os.PathLike[str]
+) -> None:
+    """The weights of a file at ``path`` into a module, in their own dtype.
+
+    Raises:
+        ValueError: they do not fit.
+    """
+    try:
+        module.load_state_dict(weights, assign=True)
+    except RuntimeError as error:
+        raise ValueError(f"the weights in {path} do not fit the network: {error}") from error
 
 
 def read_header(path: str | os.PathLike[str]) -> dict[str, Any]:

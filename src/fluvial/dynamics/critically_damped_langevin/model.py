@@ -36,7 +36,7 @@ from fluvial.dynamics.critically_damped_langevin.network import ResidualMLP
 from fluvial.dynamics.critically_damped_langevin.path import CriticallyDamped
 from fluvial.dynamics.critically_damped_langevin.samplers import EM, Denoised
 from fluvial.networks import describe, rebuild
-from fluvial.training.files import load_model, save_model
+from fluvial.training.files import load_model, put_weights, save_model
 from fluvial.training.loop import Stage, Training, train
 from fluvial.training.processes import is_main
 from fluvial.training.sharding import whole_state
@@ -465,17 +465,12 @@ class CriticallyDampedLangevin(Objective):
             FileNotFoundError: no such file.
             ValueError: a model of another system, or the weights do not fit the network.
         """
-        weights, header = load_model(path)
-        if header.get("system") != SYSTEM:
-            raise ValueError(f"{path} holds the system {header.get('system')!r}, not {SYSTEM!r}")
+        weights, header = load_model(path, SYSTEM)
         if network is None:
             described = header["network"]
             ours = described["class"] == ResidualMLP.__name__
             network = ResidualMLP(**described["args"]) if ours else rebuild(described)
-        try:
-            network.load_state_dict(weights, assign=True)  # keeps their dtype
-        except RuntimeError as error:
-            raise ValueError(f"the weights in {path} do not fit the network: {error}") from error
+        put_weights(network, weights, path)
         options = dict(header["options"])
         process, times, data = options["path"], dict(options["times"]), header.get("data")
         clock = {name: value for name, value in process["clock"].items() if name != "class"}

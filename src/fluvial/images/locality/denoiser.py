@@ -359,9 +359,7 @@ class Denoiser:
             FileNotFoundError: no such file.
             ValueError: not a denoiser of this system.
         """
-        weights, header = load_model(path)
-        if header.get("system") != SYSTEM:
-            raise ValueError(f"{path} holds the system {header.get('system')!r}, not {SYSTEM!r}")
+        weights, header = load_model(path, SYSTEM)
         kind = next((k for k in _kinds(Denoiser) if k.__name__ == header["class"]), None)
         if kind is None:
             raise ValueError(f"{path} holds a {header['class']}, which is no denoiser of fluvial")

@@ -50,7 +50,7 @@ from fluvial.inverse.function_space_langevin.theory import (
     principal,
     stationary,
 )
-from fluvial.training.files import load_model, save_model
+from fluvial.training.files import load_model, put_weights, save_model
 from fluvial.training.loop import train
 from fluvial.training.stage import Stage, Training
 from fluvial.training.use import IntendedUse, read_use
@@ -577,9 +577,7 @@ class FunctionSpaceLangevin(nn.Module):
             ValueError: not a model of this system, the weights do not fit, or an operator is
                 missing.
         """
-        weights, header = load_model(path)
-        if header.get("system") != SYSTEM:
-            raise ValueError(f"{path} holds the system {header.get('system')!r}, not {SYSTEM!r}")
+        weights, header = load_model(path, SYSTEM)
         options = dict(header["options"])
         modes = Modes(**options.pop("modes"))
         preset, times = options.pop("preconditioner"), LogitNormal(*options.pop("times"))
@@ -602,9 +600,6 @@ class FunctionSpaceLangevin(nn.Module):
                 times=times,
                 **options,
             )
-        try:
-            model.load_state_dict(weights, assign=True)  # keeps their dtype
-        except RuntimeError as error:
-            raise ValueError(f"the weights in {path} do not fit the model: {error}") from error
+        put_weights(model, weights, path)
         model.use = read_use(path)
         return model.eval()

@@ -27,7 +27,7 @@ from fluvial.inverse.system_embedded_bridge.schedules import Schedule
 from fluvial.inverse.system_embedded_bridge.schedules import schedule as named
 from fluvial.inverse.system_embedded_bridge.tasks import Task
 from fluvial.networks import describe, rebuild
-from fluvial.training.files import load_model, save_model
+from fluvial.training.files import load_model, put_weights, save_model
 from fluvial.training.processes import is_main
 from fluvial.training.sharding import whole_state
 from fluvial.training.use import read_use
@@ -250,9 +250,7 @@ class SystemEmbeddedBridge(PairedRestorer):
             FileNotFoundError: no such file.
             ValueError: not a system-embedded bridge, or the weights do not fit the network.
         """
-        weights, header = load_model(path)
-        if header.get("system") != SYSTEM:
-            raise ValueError(f"{path} holds the system {header.get('system')!r}, not {SYSTEM!r}")
+        weights, header = load_model(path, SYSTEM)
         options, data = dict(header["options"]), header.get("data")
         options["schedule"] = named(**options["schedule"])
         options["task"] = options["task"] and Task(**options["task"])
@@ -262,10 +260,7 @@ class SystemEmbeddedBridge(PairedRestorer):
             **options,
         )
         std, examples = weights.pop("obs_noise", header["obs_noise"]), weights.pop("examples", None)
-        try:
-            model.load_state_dict(weights, assign=True)  # keeps their dtype
-        except RuntimeError as error:
-            raise ValueError(f"the weights in {path} do not fit the network: {error}") from error
+        put_weights(model, weights, path)
         model.obs_noise, model.examples = std, examples
         model.use = read_use(path)
         return model.eval()

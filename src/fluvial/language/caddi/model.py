@@ -22,7 +22,7 @@ from fluvial.language.caddi.context import Calls, Kept, kept_levels, places
 from fluvial.language.caddi.levels import IndependentLevels, Source
 from fluvial.language.caddi.sampling import Choice, Disturb, Known, Rule, Trace, generate
 from fluvial.networks import describe, rebuild
-from fluvial.training.files import load_model, save_model
+from fluvial.training.files import load_model, put_weights, save_model
 from fluvial.training.loop import Stage, Training, train
 from fluvial.training.processes import is_main
 from fluvial.training.sharding import whole_state
@@ -736,14 +736,9 @@ class CaDDi(Objective):
             ValueError: not a CaDDi, or the weights do not fit the network.
             ModuleNotFoundError: the network is one of transformers, which is not installed.
         """
-        weights, header = load_model(path)
-        if header.get("system") != SYSTEM:
-            raise ValueError(f"{path} holds the system {header.get('system')!r}, not {SYSTEM!r}")
+        weights, header = load_model(path, SYSTEM)
         network = _rebuild(header["network"]) if network is None else network
-        try:
-            network.load_state_dict(weights, assign=True)  # keeps their dtype
-        except RuntimeError as error:
-            raise ValueError(f"the weights in {path} do not fit the network: {error}") from error
+        put_weights(network, weights, path)
         data = header.get("data")
         model = cls(network, format=data and Format.from_json(data), **header["options"]).eval()
         model.use = read_use(path)

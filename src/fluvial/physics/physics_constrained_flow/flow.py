@@ -21,7 +21,7 @@ from fluvial.core.time import uniform_grid
 from fluvial.networks import describe, rebuild
 from fluvial.physics.physics_constrained_flow.baselines import DFlow
 from fluvial.physics.physics_constrained_flow.sampler import PCFM
-from fluvial.training.files import load_model, save_model
+from fluvial.training.files import load_model, put_weights, save_model
 from fluvial.training.loop import train
 from fluvial.training.stage import Stage, Training
 from fluvial.training.use import IntendedUse, read_use
@@ -269,16 +269,11 @@ class PhysicsConstrainedFlow(Matching):
             FileNotFoundError: no such file.
             ValueError: not a model of this system, or the weights do not fit.
         """
-        weights, header = load_model(path)
-        if header.get("system") != SYSTEM:
-            raise ValueError(f"{path} holds the system {header.get('system')!r}, not {SYSTEM!r}")
+        weights, header = load_model(path, SYSTEM)
         network = rebuild(header["network"]) if network is None else network
         options = cast(Mapping[str, Any], header["options"])
         model = cls(network, **options)
-        try:
-            model.load_state_dict(weights, assign=True)  # keeps their dtype
-        except RuntimeError as error:
-            raise ValueError(f"the weights in {path} do not fit the model: {error}") from error
+        put_weights(model, weights, path)
         model.use = read_use(path)
         return model.eval()
 

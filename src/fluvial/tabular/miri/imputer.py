@@ -34,7 +34,7 @@ from fluvial.tabular.miri.rounds import (
 )
 from fluvial.tabular.miri.table import Table
 from fluvial.tabular.seeds import mixed, seed_of
-from fluvial.training.files import load_model, save_model
+from fluvial.training.files import load_model, put_weights, save_model
 
 SYSTEM = "miri-imputation"
 DONORS = 1_000
@@ -488,9 +488,7 @@ class MIRIImputer(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
         """
         from fluvial.training.use import read_use
 
-        weights, header = load_model(path)
-        if header.get("system") != SYSTEM:
-            raise ValueError(f"{path} is of the system {header.get('system')!r}, not {SYSTEM}")
+        weights, header = load_model(path, SYSTEM)
         if header["network"]["class"] == "own" and network is None:
             raise ValueError(f"{path} has networks of your own: pass network=, what was net=")
         options = dict(header["options"])
@@ -513,10 +511,7 @@ class MIRIImputer(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
                 for name, value in weights.items()
                 if name.startswith(f"{k}.")
             }
-            try:
-                net.load_state_dict(own)
-            except RuntimeError as error:
-                raise ValueError(f"{path}: the weights do not fit the networks: {error}") from error
+            put_weights(net, own, path)
             nets.append(net.eval())
         model.nets_ = nets
         model.use = read_use(path)

@@ -24,7 +24,7 @@ from fluvial.core.time import Uniform, uniform_grid
 from fluvial.data.format import Format
 from fluvial.networks import describe, rebuild
 from fluvial.training.batches import Batches
-from fluvial.training.files import load_model, save_model
+from fluvial.training.files import load_model, put_weights, save_model
 from fluvial.training.loop import Stage, Training, train
 from fluvial.training.processes import is_main
 from fluvial.training.sharding import whole_state
@@ -503,17 +503,12 @@ class SchrodingerBridge(nn.Module):
             FileNotFoundError: no such file.
             ValueError: not a Schrödinger bridge, or the weights do not fit the networks.
         """
-        weights, header = load_model(path)
-        if header.get("system") != SYSTEM:
-            raise ValueError(f"{path} holds the system {header.get('system')!r}, not {SYSTEM!r}")
+        weights, header = load_model(path, SYSTEM)
         networks = network or (rebuild(header["network"]), rebuild(header["network1"]))
         options, data = dict(header["options"]), header.get("data")
         options["reference"] = Reference(**options["reference"])
         model = cls(*networks, format=data and Format.from_json(data), **options)
-        try:
-            model.load_state_dict(weights, assign=True)  # keeps their dtype
-        except RuntimeError as error:
-            raise ValueError(f"the weights in {path} do not fit the networks: {error}") from error
+        put_weights(model, weights, path)
         model.use = read_use(path)
         return model.eval()
 

@@ -26,7 +26,7 @@ from fluvial.networks.layers import (
     layer_norm,
     linear,
 )
-from fluvial.training.files import load_model, save_model
+from fluvial.training.files import load_model, put_weights, save_model
 from fluvial.training.loop import Stage, Training, train
 from fluvial.training.processes import is_main
 from fluvial.training.sharding import whole_state
@@ -522,9 +522,7 @@ class RestorationFlow(Objective):
             FileNotFoundError: no such file.
             ValueError: not a RestorationFlow, or the weights do not fit the network.
         """
-        weights, header = load_model(path)
-        if header.get("system") != SYSTEM:
-            raise ValueError(f"{path} holds the system {header.get('system')!r}, not {SYSTEM!r}")
+        weights, header = load_model(path, SYSTEM)
         if network is None:
             if header["network"] is None:
                 raise ValueError(
@@ -533,10 +531,7 @@ class RestorationFlow(Objective):
                 )
             network = EnlargingNet(**header["network"])
         examples = weights.pop("examples", None)
-        try:
-            network.load_state_dict(weights, assign=True)
-        except RuntimeError as error:
-            raise ValueError(f"the weights in {path} do not fit the network: {error}") from error
+        put_weights(network, weights, path)
         data = header.get("data")
         model = cls(network, format=data and Format.from_json(data), **header["options"]).eval()
         found = header.get("calibration")

@@ -21,7 +21,7 @@ from fluvial.core.protocols import Draw, Noise, Sampler, left_broadcast, take
 from fluvial.core.time import Uniform
 from fluvial.data.format import Format
 from fluvial.networks import describe, rebuild
-from fluvial.training.files import load_model, save_model
+from fluvial.training.files import load_model, put_weights, save_model
 from fluvial.training.loop import Stage, Training, train
 from fluvial.training.processes import is_main
 from fluvial.training.sharding import whole_state
@@ -403,14 +403,9 @@ class PairedFlow(Matching):
             FileNotFoundError: no such file.
             ValueError: not a PairedFlow, or the weights do not fit the network.
         """
-        weights, header = load_model(path)
-        if header.get("system") != SYSTEM:
-            raise ValueError(f"{path} holds the system {header.get('system')!r}, not {SYSTEM!r}")
+        weights, header = load_model(path, SYSTEM)
         network = rebuild(header["network"]) if network is None else network
-        try:
-            network.load_state_dict(weights, assign=True)  # keeps their dtype
-        except RuntimeError as error:
-            raise ValueError(f"the weights in {path} do not fit the network: {error}") from error
+        put_weights(network, weights, path)
         model = cls(network, **header["options"]).eval()
         model.source = header["source"] and tuple(header["source"])
         model.use = read_use(path)
