@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from fluvial.core.categorical.bounds import elbo
 from fluvial.core.categorical.draws import Moves
 from fluvial.core.categorical.masked import (
     Confident,
@@ -219,9 +220,11 @@ def test_remasking_of_first_order_is_the_corrector() -> None:
     torch.testing.assert_close(leap.leave, exact, rtol=1e-3, atol=0)
 
 
-def remasking_table(sampler: Remasking, path: CategoricalPath, t: Tensor, s: Tensor) -> Tensor:
+def remasking_table(
+    sampler: Remasking, path: CategoricalPath, t: Tensor, s: Tensor, clean: Tensor | None = None
+) -> Tensor:
     x = all_states(4)
-    clean = ExactField(path)(x, t)
+    clean = ExactField(path)(x, t) if clean is None else clean
     sigma, reveal = sampler.shares(x, torch.ones(16, 2, dtype=torch.float64), t, s, path)
     hidden = x == 3
     moves = Moves(torch.where(hidden, reveal, 0.0), torch.ones(()), None)
@@ -251,6 +254,45 @@ def test_remasking() -> None:
     x, ones = all_states(4), torch.ones(16, 2)
     sigma, _ = Remasking("cap", 5.0).shares(x, ones, time(0.6), time(0.3), path)
     assert float(sigma) == pytest.approx(0.75)
+
+
+def test_bound_of_remasking() -> None:
+    """Against the divergences of the steps by enumeration, and above -ln p(x_0) of their law."""
+    path, sampler, steps, count = CategoricalPath(3), Remasking("rescale", 0.5), 4, 400
+    data, field = all_states(3), ExactField(path, power=0.5)
+    bounds = torch.zeros(9, dtype=torch.float64)
+    law = source_law(path)
+    for t, s in uniform_grid(steps):
+        table = remasking_table(sampler, path, t, s, field(all_states(4), t))
+        law = law @ table
+        for i, x0 in enumerate(data):
+            one = torch.nn.functional.one_hot(x0, 3).double().expand(16, 2, 3)
+            true = remasking_table(sampler, path, t, s, one)
+            reached = joint_given(marginal_probs(path, x0[None], t))[0]
+            terms = torch.special.xlogy(true, true) - torch.special.xlogy(true, table)
+            # a state with a token that is not x_0's does not occur
+            bounds[i] += (reached * torch.where(reached[:, None] > 0, terms, 0.0).sum(1)).sum()
+    exact = -law.reshape(4, 4)[:3, :3].flatten().log()
+    assert (bounds > exact + 1e-3).all()
+    options: dict[str, Any] = {"form": "discrete", "steps": steps}
+    rows = data.repeat(count, 1)
+    bound = elbo(path, field, rows, NOISE, remasking=sampler, **options)
+    nats = bound.nats.reshape(count, 9)
+    assert ((nats.mean(0) - bounds).abs() < 5 * nats.std(0) / math.sqrt(count)).all()
+    assert bound.name == "ELBO at T = 4, remasking (rescale, 0.5)"
+    # what is masked again has to be written again
+    plain = elbo(path, field, rows, NOISE, **options)
+    assert (bound.nats >= plain.nats - 1e-12).all() and bound.nats.mean() > plain.nats.mean() + 0.1
+    none = elbo(path, field, rows, NOISE, remasking=Remasking("cap", 0.0), **options)
+    assert torch.allclose(none.nats, plain.nats, rtol=1e-12)
+    uniform = CategoricalPath(3, "uniform")
+    for wrong in (
+        lambda: elbo(path, field, rows, NOISE, remasking=sampler),
+        lambda: elbo(path, field, rows, NOISE, remasking=Remasking("confidence"), **options),
+        lambda: elbo(uniform, ExactField(uniform), rows, NOISE, remasking=sampler, **options),
+    ):
+        with pytest.raises(ValueError, match="remasking goes with form 'discrete'"):
+            wrong()
 
 
 def test_remasking_draws_its_law_and_shares_by_confidence() -> None:

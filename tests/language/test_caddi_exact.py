@@ -233,6 +233,40 @@ def test_bound_of_autoregressive_guesses() -> None:
         assert bound > entropy + 1e-4
 
 
+@pytest.mark.parametrize("source", ["absorbing", "uniform"])
+@pytest.mark.parametrize("options", [{}, {"keep": 1}, {"augmented": True}, {"variant": "ar"}])
+def test_bound_of_any_network_is_above_its_likelihood(source: Any, options: Any) -> None:
+    """Of every sequence; p(x_0) is the sum over all trajectories and guesses."""
+    model = random_model(
+        network={"vocabulary": 3}, classes=2, length=2, steps=2, source=source, **options
+    )
+    process, data = model.levels, sequences(2, 2)
+    paths = torch.stack(list(trajectories(process, 2)))
+    count, last = len(paths), paths[:, -1]
+    p = (
+        (last == 2).all(1).double()
+        if source == "absorbing"
+        else torch.full((count,), 0.25).double()
+    )
+    for k in (2, 1):
+        guess = []
+        for x in data.unsqueeze(1).expand(4, count, 2):
+            log_p = model.predict(paths, k, tokens=x if model.variant == "ar" else None)
+            guess.append(log_p.gather(-1, x[..., None])[..., 0].sum(1).exp())
+        if k == 2:
+            alphas = [1.0, float(process.alphas[1])]
+            one = IndependentLevels(2, steps=1, source=source, alphas=alphas)
+            shown = [chances(one, x.expand(count, 2), paths[:, :1]) for x in data]
+            p = p * sum(g * q for g, q in zip(guess, shown, strict=True))
+    likelihood = torch.stack([(p * g).sum() for g in guess])
+    assert abs(float(likelihood.sum()) - 1) < 1e-12
+    for x, wanted in zip(data, likelihood, strict=True):
+        weight = chances(process, x.expand(count, 2), paths)
+        some = weight > 0
+        nats = model.nats(x.expand(int(some.sum()), 2), paths[some]).sum(1)
+        assert float(weight[some] @ nats) > -float(wanted.log())
+
+
 def test_one_level_is_the_likelihood() -> None:
     p = law(3, 2)
     model = exact(p, 3, 2, 1, variant="ar")

@@ -281,7 +281,7 @@ def _rows(text: Tensor, length: int) -> Tensor:
 
 
 def some(rows: Tensor, count: int) -> Tensor:
-    """``count`` rows spread evenly, or all if there are no more."""
+    """``count`` rows, every n-th from the first with n as large as it can be, or all there are."""
     return rows[:: max(1, len(rows) // count)][:count]
 
 

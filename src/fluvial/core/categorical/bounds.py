@@ -24,10 +24,12 @@ from fluvial.core.categorical.losses import (
     continuous_terms,
     discrete_terms,
     flow_terms,
+    masked_loss,
     negative_log,
     prior_terms,
     score_entropy_terms,
 )
+from fluvial.core.categorical.masked import Remasking
 from fluvial.core.categorical.matrices import MatrixPath, TokenPath
 from fluvial.core.categorical.paths import CategoricalPath, MixturePath
 from fluvial.core.categorical.predictions import clean_of
@@ -81,13 +83,15 @@ def elbo(
     *,
     steps: int | None = None,
     draws: int = 16,
+    remasking: Remasking | None = None,
     mask: Tensor | None = None,
     **cond: Any,
 ) -> Bound:
     """A bound on -ln p(x_0) under the model that ``field`` makes of ``path``.
 
     * "discrete": of ``steps`` ancestral steps of `uniform_grid`, all of them summed (D3PM). The
-      only one of a `MatrixPath`, with steps that divide its own.
+      only one of a `MatrixPath`, with steps that divide its own. With ``remasking`` of its steps:
+      at masked tokens (alpha_s - (1 - sigma) alpha_t) / drop_t * -ln p(x_0) (ReMDM).
     * "continuous": of the process in continuous time, by ``draws`` times a row, spread evenly
       (MDLM where absorbing, UDLM otherwise; SEDD's if the field predicts a score).
     * "count": absorbing only. The continuous bound as a sum over how many tokens are masked, which
@@ -108,14 +112,15 @@ def elbo(
         form: see above.
         steps: T of "discrete".
         draws: calls of the field in the other forms, over which the estimate is averaged.
+        remasking: of "discrete" on an absorbing path, with the rule "cap" or "rescale".
         mask: (batch, *event) bool, False for padding, whose symbols are those of the field alone:
             never noised, never counted.
         **cond: passed on to the field, as is ``mask`` if given.
 
     Raises:
         ValueError: ``form`` is unknown, "count" on a path that is not absorbing, "discrete" without
-            ``steps``, a number below 1; no tokens, or tokens out of range; a field whose clean
-            predictions are no probabilities.
+            ``steps``, a number below 1; ``remasking`` with another form, path or rule; no tokens,
+            or tokens out of range; a field whose clean predictions are no probabilities.
     """
     path.check_data(x0, mask)
     if not x0.numel() or (mask is not None and not bool(mask.any())):
@@ -133,6 +138,14 @@ def elbo(
         raise ValueError(
             f"{path} has the form 'discrete' alone, with steps that divide its own, got "
             f"form={form!r} and steps={steps}"
+        )
+    if remasking is not None and (
+        form != "discrete" or not path.absorbing or remasking.rule not in ("cap", "rescale")
+    ):
+        # of "confidence" sigma depends on what was drawn before, "loop" has a grid of its own
+        raise ValueError(
+            "remasking goes with form 'discrete', an absorbing path and the rules cap and rescale, "
+            f"got {remasking.rule!r} with form={form!r} and {path!r}"
         )
     cond = cond if mask is None else {**cond, "mask": mask}
     jumps = isinstance(path, MixturePath) and not path.absorbing
@@ -168,9 +181,17 @@ def elbo(
         for k in range(1, steps + 1):
             t, s = (torch.tensor(i / steps, dtype=torch.float64) for i in (k, k - 1))
             x = noised(t, noise.at(k))
-            now = real_tokens(x, mask)
-            total += summed(discrete_terms(path, log_clean(x, t), now, data, t, s))
+            now, log_p = real_tokens(x, mask), log_clean(x, t)
+            if remasking is None:
+                terms = discrete_terms(path, log_p, now, data, t, s)
+            else:
+                absorbing = cast(CategoricalPath, path)
+                _, reveal = remasking.shares(now, torch.ones(()).to(t), t, s, absorbing)
+                terms = masked_loss(log_p, now, data, reveal, absorbing)
+            total += summed(terms)
         name = f"ELBO{' of the mixture path' if jumps else ''} at T = {steps}"
+        if remasking is not None:
+            name += f", remasking ({remasking.rule}, {remasking.eta:g})"
         return Bound(name, total + summed(prior_terms(path, data)), tokens)
     path = cast(CategoricalPath, path)
     if form == "count":
