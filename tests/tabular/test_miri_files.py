@@ -300,7 +300,8 @@ def test_texts_are_written_as_their_column_is() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"draws": 0}, "draws must be at least 1"),
+        ({"draws": 0}, "^draws must be a whole number of at least 1"),
+        ({"copies": -1}, "^copies must be a whole number of at least 0"),
         ({"hidden": ()}, "hidden must be sizes"),
         ({"seed": -1}, "seed must lie in"),
         ({"rounds": 0}, "rounds must be"),

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from fluvial.core.noise import KeyedNoise
+from fluvial.tabular.checks import number, whole
 
 Mechanism = Literal["mcar", "mar", "mnar", "mnar-logistic", "mnar-quantile"]
 MECHANISMS: tuple[Mechanism, ...] = get_args(Mechanism)
@@ -92,18 +93,17 @@ def ampute(
 
     Raises:
         ValueError: a share is out of its range; the mechanism is unknown, or needs more columns; X
-            is no table.
+            is no table, or holds infinity.
+        TypeError: X holds what are no real numbers, or, in a frame, values without an order.
     """
-    if not 0 < rate < 1:
-        raise ValueError(f"rate must lie in (0, 1), got {rate}")
+    number("rate", rate, "lie in (0, 1)", lambda share: 0 < share < 1)
     if mechanism not in MECHANISMS:
         raise ValueError(f"mechanism must be one of {', '.join(MECHANISMS)}, got {mechanism!r}")
-    if not 0 < observed < 1:
-        raise ValueError(f"observed must lie in (0, 1), got {observed}")
-    if not 0 <= strength < np.inf:
-        raise ValueError(f"strength must not be negative, got {strength}")
-    if not rate <= tail <= 1:
-        raise ValueError(f"tail must lie in [rate, 1], got {tail} for a rate of {rate}")
+    number("observed", observed, "lie in (0, 1)", lambda share: 0 < share < 1)
+    number("strength", strength, "not be negative or infinite", lambda s: 0 <= s < np.inf)
+    wanted = f"lie in [rate, 1] for a rate of {rate}"
+    number("tail", tail, wanted, lambda share: rate <= share <= 1)
+    seed = whole("seed", seed, least=0)
     z, before = _scaled(X)
     n, d = z.shape
     subset = mechanism in ("mar", "mnar-logistic")
@@ -141,21 +141,32 @@ def ampute(
 
 def _scaled(X: Any) -> tuple[np.ndarray, np.ndarray]:
     """Standardised numbers, 0 in gaps, and where the gaps are."""
-    if hasattr(X, "iloc"):
+    if hasattr(X, "iloc") and X.ndim == 2:
         import pandas
 
         columns = []
         for j in range(X.shape[1]):
             series = X.iloc[:, j]
+            name = X.columns[j]
+            if pandas.api.types.is_complex_dtype(series.dtype):
+                raise TypeError(f"column {name!r} of X must hold real numbers, got {series.dtype}")
             if not pandas.api.types.is_numeric_dtype(series.dtype):
-                codes = series.astype("category").cat.codes.astype(np.float64)
+                try:
+                    codes = series.astype("category").cat.codes.astype(np.float64)
+                except TypeError as error:
+                    raise TypeError(f"column {name!r} of X cannot be ordered: {error}") from error
                 series = codes.where(codes >= 0)
             columns.append(series.to_numpy(dtype=np.float64, na_value=np.nan))
         values = np.stack(columns, 1) if columns else np.empty((len(X), 0))
     else:
-        values = np.asarray(X.detach().cpu() if isinstance(X, Tensor) else X, dtype=np.float64)
+        array = np.ma.asanyarray(X.detach().cpu() if isinstance(X, Tensor) else X)
+        if array.dtype.kind in "cmM":
+            raise TypeError(f"X must hold real numbers, got {array.dtype}")
+        values = np.ma.filled(array.astype(np.float64), np.nan)
     if values.ndim != 2 or not values.size:
         raise ValueError(f"X must be a table with rows and columns, got shape {values.shape}")
+    if np.isinf(values).any():
+        raise ValueError(f"column {int(np.isinf(values).any(0).argmax())} of X contains infinity")
     gaps = np.isnan(values)
     centred = np.ma.array(values, mask=gaps)
     centred = centred - centred.mean(0)
@@ -192,11 +203,12 @@ def _without(X: Any, mask: np.ndarray) -> Any:
 
         X = X.copy()
         for j in np.flatnonzero(~mask.all(0)):
-            name, series = X.columns[j], X.iloc[:, j]
+            series = X.iloc[:, j]
             if series.dtype.kind in "iub" if isinstance(series.dtype, np.dtype) else False:
-                nullable = "boolean" if types.is_bool_dtype(series.dtype) else "Int64"
+                wide = "UInt64" if series.dtype == np.uint64 else "Int64"
+                nullable = "boolean" if types.is_bool_dtype(series.dtype) else wide
                 series = series.astype(nullable)
-            X[name] = series.mask(~mask[:, j])
+            X.isetitem(j, series.mask(~mask[:, j]))  # names may occur twice
         return X
     array = np.array(X)
     array = array if array.dtype.kind == "f" else array.astype(np.float64)

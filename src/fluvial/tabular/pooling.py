@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
+from fluvial.tabular.checks import number
+
 
 @dataclass(frozen=True, eq=False)
 class Pooled:
@@ -43,8 +45,7 @@ class Pooled:
         Raises:
             ValueError: ``level`` is no share in (0, 1).
         """
-        if not 0 < level < 1:
-            raise ValueError(f"level must lie in (0, 1), got {level}")
+        number("level", level, "lie in (0, 1)", lambda share: 0 < share < 1)
         half = stats.t.ppf((1 + level) / 2, self.df) * self.std_error
         return self.estimate - half, self.estimate + half
 
@@ -65,7 +66,7 @@ def pool(estimates: Any, variances: Any, *, complete_df: float | None = None) ->
         ValueError: fewer than two fillings, shapes that differ, a variance below 0 or a number that
             is not finite.
     """
-    q, u = np.asarray(estimates, np.float64), np.asarray(variances, np.float64)
+    q, u = _numbers("estimates", estimates), _numbers("variances", variances)
     if q.shape != u.shape or not q.ndim or len(q) < 2:
         raise ValueError(
             f"estimates and variances must have one shape, (m, ...) with m at least 2, got "
@@ -73,8 +74,8 @@ def pool(estimates: Any, variances: Any, *, complete_df: float | None = None) ->
         )
     if not np.isfinite(q).all() or not np.isfinite(u).all() or (u < 0).any():
         raise ValueError("estimates must be finite, and variances finite and at least 0")
-    if complete_df is not None and not complete_df > 0:
-        raise ValueError(f"complete_df must be positive, got {complete_df}")
+    if complete_df is not None:
+        number("complete_df", complete_df, "be positive and finite", lambda df: 0 < df < np.inf)
     m = len(q)
     within, between = u.mean(0), q.var(0, ddof=1)
     added = (1 + 1 / m) * between
@@ -90,3 +91,10 @@ def pool(estimates: Any, variances: Any, *, complete_df: float | None = None) ->
             np.isfinite(ratio), (ratio + 2 / (df + 3)) / (ratio + 1), np.where(total > 0, 1.0, 0.0)
         )
     return Pooled(q.mean(0), total, within, between, df, lost, m)
+
+
+def _numbers(name: str, values: Any) -> np.ndarray:
+    try:
+        return np.asarray(values, np.float64)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{name} must be numbers of one shape, (m, ...): {error}") from error

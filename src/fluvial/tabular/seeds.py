@@ -1,4 +1,4 @@
-"""Seeds: from what scikit-learn takes for one, and one of each part."""
+"""Seeds of imputers, as scikit-learn takes them."""
 
 from __future__ import annotations
 
@@ -23,11 +23,20 @@ def seed_of(random_state: Any) -> int:
         return secrets.randbits(32)
     if isinstance(random_state, np.random.Generator):
         return int(random_state.integers(2**32))
-    if isinstance(random_state, int | np.integer):
+    if isinstance(random_state, int | np.integer) and not isinstance(random_state, bool):
         if not 0 <= int(random_state) < 2**32:
             raise ValueError(f"random_state must lie in [0, 2**32), got {random_state}")
         return int(random_state)
-    return int(check_random_state(random_state).randint(2**32, dtype=np.uint32))
+    try:
+        if isinstance(random_state, bool):  # to scikit-learn it is the seed 0 or 1
+            raise ValueError
+        generator = check_random_state(random_state)
+    except ValueError:
+        raise ValueError(
+            "random_state must be a whole number, a generator of NumPy or None, got "
+            f"{random_state!r}"
+        ) from None
+    return int(generator.randint(2**32, dtype=np.uint32))
 
 
 def mixed(seed: int, k: int) -> int:

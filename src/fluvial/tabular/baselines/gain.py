@@ -35,6 +35,11 @@ class GAIN(Learned):
     Citation: Yoon, Jordon and van der Schaar, ICML 2018.
     """
 
+    counts = ("steps", "batch_size")
+    positive = ("lr",)
+    shares = ("hint",)
+    weights = ("weight",)
+
     def __init__(
         self,
         steps: int = 2_000,

@@ -43,6 +43,10 @@ class KnewImp(Learned):
     flow perspective, NeurIPS 2024.
     """
 
+    counts = ("rounds", "epochs", "steps", "particles")
+    positive = ("bandwidth", "noise", "lr")
+    weights = ("entropy",)
+
     def __init__(
         self,
         rounds: int = 2,

@@ -43,6 +43,9 @@ class MIWAE(Learned):
     Citation: Mattei and Frellsen, ICML 2019.
     """
 
+    counts = ("latent", "hidden", "samples", "importance", "steps", "batch_size")
+    positive = ("lr",)
+
     def __init__(
         self,
         latent: int = 10,

@@ -14,6 +14,8 @@ from sklearn.impute import IterativeImputer
 from sklearn.preprocessing import StandardScaler
 from sklearn.utils.validation import check_is_fitted, validate_data
 
+from fluvial.tabular.baselines.learned import check_seen
+
 
 class Quietly(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
     """An imputer on standardised columns, without warnings that it has not converged.
@@ -38,8 +40,13 @@ class Quietly(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
         return self
 
     def fit_transform(self, X: Any, y: Any = None) -> Any:
-        """Learn from X and fill its gaps."""
+        """Learn from X and fill its gaps.
+
+        Raises:
+            ValueError: a column has no value.
+        """
         x = validate_data(self, X, dtype=np.float64, ensure_all_finite="allow-nan")
+        check_seen(x)
         self.scaler_ = StandardScaler().fit(x)
         self.imputer_ = clone(self.imputer)
         with warnings.catch_warnings():

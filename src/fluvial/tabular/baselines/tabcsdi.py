@@ -49,6 +49,9 @@ class TabCSDI(Learned):
     data, 2022, arXiv:2210.17128; Tashiro et al. (CSDI), NeurIPS 2021.
     """
 
+    counts = ("levels", "width", "blocks", "heads", "steps", "batch_size")
+    positive = ("lr",)
+
     def __init__(
         self,
         levels: int = 50,
@@ -68,6 +71,11 @@ class TabCSDI(Learned):
         self.batch_size = batch_size
         self.lr = lr
         self.random_state = random_state
+
+    def _check(self) -> None:
+        super()._check()
+        if self.width % self.heads:
+            raise ValueError(f"heads must divide width {self.width}, got {self.heads}")
 
     def _learn(self, z: Tensor, m: Tensor, noise: KeyedNoise) -> None:
         self.net_ = _Tokens(

@@ -41,6 +41,9 @@ class TDM(Learned):
     """
 
     least = 2
+    counts = ("steps", "batch_size", "blocks", "wide")
+    positive = ("lr",)
+    weights = ("spread",)
 
     def __init__(
         self,

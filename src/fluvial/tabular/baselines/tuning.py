@@ -7,11 +7,14 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
 from fluvial.tabular.amputation import ampute
 from fluvial.tabular.baselines.gain import GAIN
+from fluvial.tabular.baselines.learned import check_seen
 from fluvial.tabular.baselines.miwae import MIWAE
 from fluvial.tabular.baselines.tabcsdi import TabCSDI
+from fluvial.tabular.checks import whole
 from fluvial.tabular.miri.imputer import MIRIImputer
 from fluvial.tabular.seeds import mixed
 
@@ -22,7 +25,12 @@ HIDDEN = 7
 
 
 def draws(make: Callable[[int], Any], X: np.ndarray, m: int, seed: int = 0) -> np.ndarray:
-    """(m, n, d): m fillings, by one imputer that draws, or by imputers of different seeds."""
+    """(m, n, d): m fillings, by one imputer that draws, or by imputers of different seeds.
+
+    Raises:
+        ValueError: m is no whole number, or below 1.
+    """
+    m = whole("m", m)
     imputer = make(seed)
     if m > 1 and isinstance(imputer, MIRIImputer | GAIN | MIWAE | TabCSDI):
         result: np.ndarray = imputer.fit(X).sample(X, m)
@@ -39,7 +47,14 @@ def crps(values: np.ndarray, truth: np.ndarray) -> float:
     Args:
         values: (m, k).
         truth: (k,).
+
+    Raises:
+        ValueError: the shapes do not fit, or are empty.
     """
+    if values.ndim != 2 or not values.size or values.shape[1:] != truth.shape:
+        raise ValueError(
+            f"values must be (m, k) and truth (k,), got {values.shape} and {truth.shape}"
+        )
     near = np.abs(values - truth).mean()
     m = len(values)
     if m == 1:
@@ -55,7 +70,7 @@ def _made(make: Make, setting: Mapping[str, Any], seed: int) -> Any:
 def tune(
     make: Make,
     settings: Sequence[Mapping[str, Any]],
-    X: np.ndarray,
+    X: Any,
     *,
     share: float = 0.2,
     m: int = 1,
@@ -66,7 +81,7 @@ def tune(
     Args:
         make: of the imputer, see `fluvial.tabular.baselines.BASELINES`.
         settings: to choose from.
-        X: (n, d) with NaN in the gaps; its observed entries alone are used.
+        X: (n, d) of numbers with NaN in the gaps; its observed entries alone are used.
         share: of the observed entries that is hidden.
         m: draws of each setting; 1 where an imputer gives the same every time.
         seed: of what is hidden and of the imputers.
@@ -75,8 +90,21 @@ def tune(
         (the setting, the scores of all).
 
     Raises:
-        ValueError: nothing could be hidden.
+        ValueError: there are no settings, ``m`` is no whole number, X is no table of numbers or has
+            a column without a value, or nothing could be hidden.
+        TypeError: ``make`` cannot be called, or the settings are no mappings.
     """
+    m, seed = whole("m", m), whole("seed", seed, least=0)
+    if not callable(make):
+        raise TypeError(f"make must make an imputer, as those of BASELINES do, got {make!r}")
+    if isinstance(settings, Mapping) or not all(isinstance(one, Mapping) for one in settings):
+        raise TypeError(f"settings must be a list of mappings, got {settings!r}")
+    if not len(settings):
+        raise ValueError("settings must hold one at least, got none")
+    X = np.asarray(X.detach().cpu() if isinstance(X, Tensor) else X, np.float64)
+    if X.ndim != 2 or not X.size:
+        raise ValueError(f"X must be a table with rows and columns, got shape {X.shape}")
+    check_seen(X)
     # a seed apart: by that of X's own gaps, the entries to hide would be just those
     held = ampute(X, share, "mcar", seed=mixed(seed, HIDDEN) % 2**32)
     hidden = ~held.mask & ~np.isnan(X)

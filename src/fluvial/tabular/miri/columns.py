@@ -22,6 +22,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from decimal import Decimal
+from numbers import Real
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -30,6 +32,8 @@ Kind = Literal["numeric", "integer", "boolean", "categorical", "date"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 MOST_CATEGORIES = 100
 """A column with more different texts is no category but a name, and cannot be drawn."""
+EXACT = 2**53
+"""Whole numbers up to here are exact in float64."""
 FAR = 1e30
 """In the units of the networks: no bound."""
 UNITS = {
@@ -49,7 +53,8 @@ class Column:
     """What a column is and how it is scaled.
 
     Values of a column are floats with NaN for gaps: the numbers themselves, 0 and 1, the index of
-    a category (-1 for one that was not seen in fitting), or nanoseconds since ``origin``.
+    a category (-1 for one that was not seen in fitting), or nanoseconds since ``origin``; large
+    whole numbers are counted from ``origin`` too.
 
     Args:
         name: of the column.
@@ -57,7 +62,8 @@ class Column:
         mean, scale: of each encoded number, over the observed rows; a scale of 0 becomes 1.
         low, high: bounds of what may be drawn, in the column's own units; None for no bound.
         categories: of a categorical column or, in their order, of an ordered one.
-        origin: of dates, nanoseconds since 1970.
+        origin: of dates, nanoseconds since 1970; of whole numbers beyond 2^53, the least of them,
+            which is subtracted.
         unit: of dates, nanoseconds; 1 otherwise.
         observed: rows with a value.
     """
@@ -105,9 +111,14 @@ class Column:
         return scaled[0], scaled[1]
 
     def encode(self, values: np.ndarray) -> np.ndarray:
-        """(n,) values to (n, width) float32; 0, the mean, in gaps and for unseen categories."""
+        """(n,) values to (n, width) float32; 0, the mean, in gaps and for unseen categories.
+
+        Raises:
+            ValueError: a value is so far from those of the fit that float32 does not reach it.
+        """
         if self.width == 1:
-            z = ((values - self.mean[0]) / self.scale[0])[:, None]
+            with np.errstate(over="ignore"):
+                z = ((values - self.mean[0]) / self.scale[0])[:, None]
         else:
             hot = values[:, None] == np.arange(self.width)
             z = (hot - np.array(self.mean)) / np.array(self.scale)
@@ -115,7 +126,12 @@ class Column:
         if self.categories:
             unknown |= values < 0
         z[unknown] = 0
-        return z.astype(np.float32)
+        with np.errstate(over="ignore"):
+            result = z.astype(np.float32)
+        if not np.isfinite(result).all():
+            far = values[~np.isfinite(result).all(1)][0]
+            raise ValueError(f"column {self.name!r} holds {far:.3g}, too far from what was fitted")
+        return result
 
     def decode(self, z: np.ndarray) -> np.ndarray:
         """(n, width) from the networks to (n,) values, float64."""
@@ -188,7 +204,7 @@ def learn_column(
         bounds: stated (low, high) in place of the least and largest value seen; None in either
             place for no bound there.
         clamp: bound what is drawn by the least and largest value seen.
-        origin: of dates.
+        origin: of dates and large whole numbers.
 
     Raises:
         ValueError: there is no value at all; numbers are too large to be scaled; the bounds are no
@@ -198,6 +214,8 @@ def learn_column(
     if not len(seen):
         raise ValueError(f"column {name!r} has no value at all: leave it out")
     count = len(categories)
+    if bounds is not None:
+        _check_bounds(name, bounds, kind if not count else "categorical")
     if kind == "categorical" and count > 2:
         share = np.bincount(seen.astype(int), minlength=count) / len(seen)
         spread = np.sqrt(share * (1 - share))
@@ -215,20 +233,18 @@ def learn_column(
         mean, std = float(seen.mean()), float(seen.std())
     if not math.isfinite(mean) or not math.isfinite(std):
         raise ValueError(f"column {name!r} reaches {max(-least, most):.3g}, too large to be scaled")
-    low: float | None = least
-    high: float | None = most
-    if least == most:
-        mean, std = least, 1.0
-    elif bounds is not None:
-        low, high = bounds
-        for end in (low, high):
-            if end is not None and not math.isfinite(end):
-                raise ValueError(f"bounds of {name!r} must be finite or None, got {bounds}")
+    if bounds is not None:
+        low, high = (None if end is None else end - origin for end in bounds)
         if (low is not None and least < low) or (high is not None and most > high):
             raise ValueError(
-                f"bounds of {name!r} are {bounds}, and its values reach from {least:g} to {most:g}"
+                f"bounds of {name!r} are {bounds}, and its values reach from {least + origin:g} to "
+                f"{most + origin:g}"
             )
-    elif not clamp and kind not in ("boolean", "categorical"):
+    if bounds is None or least == most:
+        low, high = least, most
+    if least == most:
+        mean, std = least, 1.0
+    elif bounds is None and not clamp and kind not in ("boolean", "categorical"):
         low = high = None
     if count:  # of an ordered or a two-valued column there is nothing beyond its categories
         low, high = (least, most) if least == most else (0.0, count - 1.0)
@@ -251,6 +267,19 @@ def learn_column(
         unit=unit,
         observed=len(seen),
     )
+
+
+def _check_bounds(name: str, bounds: Any, kind: str) -> None:
+    """Two numbers in order, None for no end, of a column of numbers."""
+    if kind not in ("numeric", "integer"):
+        raise ValueError(f"bounds of {name!r}: the column is {kind}, and bounds are for numbers")
+    pair = isinstance(bounds, Sequence | np.ndarray) and len(bounds) == 2
+    ends = [end for end in bounds if end is not None] if pair else [math.nan]
+    real = all(isinstance(end, Real) and not isinstance(end, bool) for end in ends)
+    if not real or not all(map(math.isfinite, ends)) or ends != sorted(ends):
+        raise ValueError(
+            f"bounds of {name!r}: (low, high) must be finite or None, and in order, got {bounds!r}"
+        )
 
 
 # Data frames
@@ -315,9 +344,12 @@ def _read_series(series: Any, name: str, kind: Kind | None) -> Read:
         values = series.to_numpy(dtype=np.float64, na_value=np.nan)
         _finite(values, name)
         seen = values[~gaps]
+        origin = _origin(series[~gaps]) if types.is_integer_dtype(dtype) else 0
+        if origin:
+            values[~gaps] = [int(value) - origin for value in series[~gaps]]
         whole = types.is_integer_dtype(dtype) or (len(seen) > 0 and bool((seen % 1 == 0).all()))
         own: Kind = "integer" if whole else "numeric"
-        return Read(kind if kind in ("numeric", "integer") else own, values)
+        return Read(kind if kind in ("numeric", "integer") else own, values, origin=origin)
     seen = series[~gaps]
     if len(seen) and all(isinstance(value, bool | np.bool_) for value in seen):
         values = np.full(len(series), np.nan)
@@ -326,7 +358,8 @@ def _read_series(series: Any, name: str, kind: Kind | None) -> Read:
     if all(isinstance(value, str) for value in seen):
         return _texts(series, gaps, name)
     try:
-        if any(isinstance(value, str) for value in seen):
+        # a truth value among numbers would be filled with 0.37
+        if any(isinstance(value, str | bool | np.bool_) for value in seen):
             raise TypeError
         values = np.full(len(series), np.nan)
         values[~gaps] = [float(value) for value in seen]
@@ -337,7 +370,10 @@ def _read_series(series: Any, name: str, kind: Kind | None) -> Read:
             "values, dates (datetime64), or texts of a few kinds"
         ) from None
     _finite(values, name)
-    return Read("integer" if kind == "integer" else "numeric", values)
+    if kind not in ("numeric", "integer"):
+        whole = all(isinstance(value, int | np.integer) for value in seen)
+        kind = "integer" if len(seen) and whole else "numeric"
+    return Read(kind, values)
 
 
 def codes_of(series: Any, column: Column) -> np.ndarray:
@@ -352,16 +388,22 @@ def codes_of(series: Any, column: Column) -> np.ndarray:
     if column.categories:
         rank = {category: k for k, category in enumerate(column.categories)}
         result = np.full(len(series), np.nan)
-        result[~gaps] = [rank.get(_plain(value), -1) for value in series[~gaps]]
+        seen = [_plain(value) for value in series[~gaps]]
+        result[~gaps] = [rank.get(value, -1) for value in seen]
+        forms = {isinstance(category, str) for category in column.categories}
+        odd = [v for v in seen if v not in rank and isinstance(v, str) not in forms]
+        if odd:
+            raise TypeError(
+                f"column {column.name!r} was categorical in fitting, with {column.categories[0]!r} "
+                f"for one, and holds {odd[0]!r} of type {type(odd[0]).__name__} now"
+            )
         return result
     read = read_series(series, column.name)
     if read.categories or (read.kind == "date") != (column.kind == "date"):
         raise TypeError(
             f"column {column.name!r} was {column.kind} in fitting, and is {read.kind} now"
         )
-    if read.kind == "date":
-        return read.values + (read.origin - column.origin)
-    return read.values
+    return read.values + (read.origin - column.origin)
 
 
 def write_series(series: Any, column: Column, gaps: np.ndarray, values: np.ndarray) -> Any:
@@ -384,7 +426,7 @@ def write_series(series: Any, column: Column, gaps: np.ndarray, values: np.ndarr
         drawn = [column.categories[int(k)] for k in values]
         if isinstance(dtype, pandas.CategoricalDtype):
             by = {_plain(level): level for level in dtype.categories}
-            drawn = [by[value] for value in drawn]
+            drawn = [by.get(value, value) for value in drawn]
     elif column.kind == "boolean":
         drawn = [bool(value) for value in values]
     elif column.kind == "date":
@@ -396,12 +438,42 @@ def write_series(series: Any, column: Column, gaps: np.ndarray, values: np.ndarr
             drawn = pandas.to_datetime(stamps, unit="ns", utc=zone is not None)
             drawn = drawn if zone is None else drawn.tz_convert(zone)
     elif types.is_integer_dtype(dtype):
-        drawn = [int(value) for value in values]
+        own = getattr(dtype, "numpy_dtype", dtype)
+        ends = np.iinfo(own)  # float64 rounds the largest ones beyond it
+        numbers = [column.origin + int(value) for value in values]
+        drawn = np.array([min(max(one, ends.min), ends.max) for one in numbers], own)
+    elif types.is_object_dtype(dtype):
+        drawn = _objects(series[~gaps], column, values)
     else:
         drawn = values.tolist()
+    try:
+        if isinstance(dtype, pandas.CategoricalDtype) and not set(drawn) <= set(dtype.categories):
+            raise ValueError
+        array = pandas.Series(drawn, dtype=dtype).array
+    except (ValueError, TypeError):
+        raise TypeError(
+            f"column {column.name!r}: {dtype} cannot hold what is drawn, {drawn[0]!r} for one; "
+            "give it the dtype of the fit"
+        ) from None
     result = series.copy()
-    result.iloc[np.flatnonzero(gaps)] = pandas.Series(list(drawn), dtype=dtype).array
+    result.iloc[np.flatnonzero(gaps)] = array
     return result
+
+
+def _objects(seen: Any, column: Column, values: np.ndarray) -> list[Any]:
+    """Drawn numbers as Python's ints or decimal numbers, where the observed ones are such."""
+    if column.kind == "integer":
+        return [int(value) for value in values]
+    if len(seen) and all(isinstance(value, Decimal) for value in seen):
+        places = max(0, *(-int(value.as_tuple().exponent) for value in seen), 0)
+        return [round(Decimal(value), places) for value in values.tolist()]
+    return list(values.tolist())
+
+
+def _origin(seen: Any) -> int:
+    """What is subtracted from whole numbers that float64 would not tell apart; 0 from others."""
+    least, most = (int(seen.min()), int(seen.max())) if len(seen) else (0, 0)
+    return least if max(-least, most) > EXACT >= most - least else 0
 
 
 def _texts(series: Any, gaps: np.ndarray, name: str) -> Read:

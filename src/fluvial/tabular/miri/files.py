@@ -50,6 +50,8 @@ DATES = (
 """How dates may be written; the first that reads a whole column is taken."""
 CODE = re.compile(r"[+-]?0\d+|\+\d+")
 """Not a number but a code: it would lose its zeros, or its plus."""
+DIGITS = re.compile(r"[+-]?\d{16,300}")
+"""A whole number that float64 may not hold."""
 DECIMAL = re.compile(r",(\d{1,2}|\d{4,})$|\..*,")
 """A comma that cannot stand between thousands."""
 LINES = 10_000
@@ -268,7 +270,11 @@ def _read_parquet(table: TableFile, pandas: Any) -> None:
     _check_names(table)
     columns = {}
     for name, kind in zip(table.names, table.raw.schema.types, strict=True):
-        series = table.raw.column(name).to_pandas()
+        column = table.raw.column(name)
+        # float64 would make large ones equal; those of usual size stay as pandas reads them
+        wide = {pa.int64(): pandas.Int64Dtype(), pa.uint64(): pandas.UInt64Dtype()}
+        large = kind in wide and column.null_count and _largest(column) > 2**53
+        series = column.to_pandas(types_mapper=wide.get if large else None)
         if pa.types.is_date(kind):
             series = pandas.to_datetime(series)
         elif pa.types.is_decimal(kind):
@@ -278,6 +284,13 @@ def _read_parquet(table: TableFile, pandas: Any) -> None:
         if series is not None and _usable(series, name, table):
             columns[name] = series
     table.frame = pandas.DataFrame(columns)
+
+
+def _largest(column: Any) -> int:
+    import pyarrow.compute as pc
+
+    ends = pc.min_max(column).as_py()
+    return max((abs(end) for end in ends.values() if end is not None), default=0)
 
 
 def _read_text(table: TableFile, pandas: Any, missing: Sequence[str]) -> None:
@@ -394,6 +407,9 @@ def _typed(text: Any, name: str, table: TableFile, *, comma: bool) -> Any:
         mark, written = ",", plain.where(text.str.fullmatch(COMMA).fillna(False).astype(bool))
     numbers = pandas.to_numeric(written, errors="coerce").astype(float)
     if numbers.notna().sum() == len(seen) and not any(map(CODE.fullmatch, levels)):
+        if any(DIGITS.fullmatch(one) and int(float(one)) != int(one) for one in levels):
+            table.left[name] = "whole numbers beyond 2^53, which are codes and no quantities"
+            return None
         if np.isinf(numbers).any():
             table.left[name] = "holds infinity"
             return None
@@ -460,7 +476,8 @@ def _as_texts(text: Any, name: str, table: TableFile) -> Any:
 
 
 def _usable(series: Any, name: str, table: TableFile) -> bool:
-    values = series.to_numpy() if series.dtype.kind in "if" else None
+    plain = isinstance(series.dtype, np.dtype) and series.dtype.kind in "if"
+    values = series.to_numpy() if plain else None
     if series.isna().all():
         table.left[name] = "no value at all"
         return False

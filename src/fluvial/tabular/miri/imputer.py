@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -16,6 +17,7 @@ from sklearn.utils.validation import check_is_fitted
 from torch import Tensor, nn
 
 from fluvial.core.noise import KeyedNoise
+from fluvial.tabular.checks import number, truth, whole
 from fluvial.tabular.miri.checkpoints import (
     digest_of,
     read_rounds,
@@ -187,6 +189,7 @@ class MIRIImputer(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
 
         Raises:
             ValueError: ``folder`` holds rounds of another table or of other settings.
+            NotADirectoryError, PermissionError: ``folder`` is a file, or cannot be written to.
         """
         self._fit(X, mask, folder)
         return self
@@ -202,16 +205,18 @@ class MIRIImputer(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
 
     def _fit(self, X: Any, mask: Any, folder: str | Path | None) -> tuple[Tensor, Table]:
         settings = self._settings()
-        if folder is not None and not isinstance(self.random_state, int | np.integer):
-            raise ValueError(
-                f"random_state must be a number for folder to be gone on with, got "
-                f"{self.random_state!r}"
-            )
+        if folder is not None:
+            _check_folder(folder)
+            if not isinstance(self.random_state, int | np.integer):
+                raise ValueError(
+                    f"random_state must be a number for folder to be gone on with, got "
+                    f"{self.random_state!r}"
+                )
+        seed = seed_of(self.random_state)
         table = Table.read(self, X, mask, reset=True)
         columns = self._learn(table)
         self.columns_ = columns
         table.values_of(columns)
-        seed = seed_of(self.random_state)
         noise = KeyedNoise(seed)
         x, seen = self._encoded(table)
         chains = settings.copies(len(x)) if table.gaps.any() or self.hide else 1
@@ -235,7 +240,7 @@ class MIRIImputer(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
         watch = None
         if folder is not None:
             place = Path(folder)
-            own = {**vars(settings), "hidden": self.hidden, "hide": self.hide, "seed": seed}
+            own = {**vars(settings), "hidden": _sizes(self.hidden), "hide": self.hide, "seed": seed}
             digest = digest_of({**own, "columns": [repr(c) for c in columns]}, train, known)
             done, before = read_rounds(place, make, digest)
 
@@ -267,10 +272,13 @@ class MIRIImputer(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
         return train[: table.shape[0]], table
 
     def _settings(self) -> Rounds:
-        if not 0 <= self.hide < 1:
-            raise ValueError(f"hide must be a share in [0, 1), got {self.hide}")
-        if isinstance(self.draws, bool) or self.draws != int(self.draws) or self.draws < 1:
-            raise ValueError(f"draws must be a whole number of at least 1, got {self.draws}")
+        number("hide", self.hide, "be a share in [0, 1)", lambda hide: 0 <= hide < 1)
+        whole("draws", self.draws)
+        truth("clamp", self.clamp)
+        _sizes(self.hidden)
+        if self.net is not None and not callable(self.net):
+            raise ValueError(f"net must make a network of (D, seed), got {self.net!r}")
+        _check_device(self.device)
         return Rounds(
             rounds=self.rounds,
             epochs=self.epochs,
@@ -295,8 +303,8 @@ class MIRIImputer(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
 
     def _network(self, width: int, seed: int) -> nn.Module:
         if self.net is not None:
-            return self.net(width, seed)
-        return VelocityMLP(width, self.hidden or _hidden(width), seed=seed)
+            return _checked(self.net(width, seed), width)
+        return VelocityMLP(width, _sizes(self.hidden) or _hidden(width), seed=seed)
 
     def _bar(self, rows: int) -> bool:
         return rows > PROGRESS_ROWS if self.progress is None else bool(self.progress)
@@ -329,23 +337,23 @@ class MIRIImputer(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
             (m, n, d) of an array or tensor; a list of m frames of a frame.
 
         Raises:
-            ValueError: m is below 1.
+            ValueError: m is no whole number, or below 1.
         """
-        if isinstance(m, bool) or m != int(m) or m < 1:
-            raise ValueError(f"m must be a whole number of at least 1, got {m}")
-        if refit:
+        m = whole("m", m)
+        if truth("refit", refit):
             fresh = {**self.get_params(deep=False), "draws": 1}
             check_is_fitted(self, "columns_")
+            Table.read(self, X, None, reset=False)  # of the columns of the fit
             filled = [
                 type(self)(
                     **{**fresh, "random_state": mixed(self.seed_, SAMPLE + k) % 2**32}
                 ).fit_transform(X)
-                for k in range(int(m))
+                for k in range(m)
             ]
         else:
             check_is_fitted(self, "columns_")
             table = self._new(X)
-            filled = [table.filled(values) for values in self._several(table, int(m))]
+            filled = [table.filled(values) for values in self._several(table, m)]
         if isinstance(filled[0], Tensor):
             return torch.stack(filled)
         return np.stack(filled) if isinstance(filled[0], np.ndarray) else filled
@@ -353,6 +361,9 @@ class MIRIImputer(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
     def _new(self, X: Any) -> Table:
         table = Table.read(self, X, None, reset=False)
         table.values_of(self.columns_)
+        if not table.gaps.any():  # nothing will be read: is it what was fitted?
+            for j in range(table.shape[1]):
+                table.column(j)
         return table
 
     def _several(self, table: Table, m: int) -> Iterator[list[np.ndarray]]:
@@ -360,7 +371,7 @@ class MIRIImputer(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
         return (self._drawn(table, noise.at(k)) for k in range(m))
 
     def _averaged(self, table: Table) -> Any:
-        many = list(self._several(table, self.draws))
+        many = list(self._several(table, int(self.draws)))
         means = [
             column.average(np.stack([one[j] for one in many]))
             for j, column in enumerate(self.columns_)
@@ -456,7 +467,7 @@ class MIRIImputer(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
         header = {
             "system": SYSTEM,
             "network": {"class": "VelocityMLP" if self.net is None else "own"},
-            "options": json.loads(json.dumps(params)),
+            "options": json.loads(json.dumps(params, default=_plainly)),
             "columns": [column.as_json() for column in self.columns_],
             "names": [str(name) for name in getattr(self, "feature_names_in_", ())],
             "gaps": self.gaps_.tolist(),
@@ -516,6 +527,62 @@ class MIRIImputer(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
         model.nets_ = nets
         model.use = read_use(path)
         return model
+
+
+def _sizes(hidden: Any) -> tuple[int, ...] | None:
+    """``hidden`` as a tuple; None where it is None."""
+    if hidden is None:
+        return None
+    if not isinstance(hidden, Sequence | np.ndarray) or isinstance(hidden, str) or not len(hidden):
+        raise ValueError(f"hidden must be sizes such as (128, 128), or None, got {hidden!r}")
+    return tuple(whole("each of hidden", size) for size in hidden)
+
+
+def _check_device(device: Any) -> None:
+    try:
+        if not isinstance(device, str | torch.device):
+            raise ValueError("no name of a device")
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError, ValueError) as error:
+        why = str(error).partition("\n")[0][:80]
+        raise ValueError(f"device must be one of this machine, got {device!r}: {why}") from None
+
+
+def _check_folder(folder: Any) -> None:
+    """It can be made or written to: found before a round is trained, not after."""
+    if not isinstance(folder, str | os.PathLike):
+        raise TypeError(f"folder must be a path, got {folder!r}")
+    place = Path(folder)
+    while not place.exists() and place != place.parent:
+        place = place.parent
+    if not place.is_dir():
+        raise NotADirectoryError(f"folder: {place} is a file; choose another folder")
+    if not os.access(place, os.W_OK):
+        raise PermissionError(f"folder: {place} cannot be written to; choose another folder")
+
+
+def _checked(net: Any, width: int) -> nn.Module:
+    """A network of the user's that is a module of (n, 3 D + 1) to (n, D)."""
+    if not isinstance(net, nn.Module):
+        raise ValueError(f"net must make a torch.nn.Module, got {type(net).__name__}")
+    weight = next(net.parameters(), None)
+    device = weight.device if weight is not None and weight.device.type != "meta" else None
+    try:
+        with torch.no_grad():
+            got = net.eval()(torch.zeros(2, 3 * width + 1, device=device))  # draws no noise
+    except RuntimeError as error:
+        why = str(error).partition("\n")[0]
+        raise ValueError(f"net must take (n, {3 * width + 1}): {why}") from error
+    if tuple(got.shape) != (2, width):
+        raise ValueError(f"net must give (n, {width}), got {tuple(got.shape)} of 2 rows")
+    return net
+
+
+def _plainly(value: Any) -> Any:
+    """NumPy's numbers and arrays, as a search over parameters sets them, for JSON."""
+    if isinstance(value, np.generic | np.ndarray):
+        return value.tolist()
+    raise TypeError(f"{type(value).__name__} cannot be saved: {value!r}")
 
 
 def _hidden(width: int) -> tuple[int, ...]:

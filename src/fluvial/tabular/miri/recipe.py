@@ -14,6 +14,7 @@ import numpy as np
 from torch import Tensor
 
 from fluvial.data.format import Format
+from fluvial.tabular.checks import whole
 from fluvial.tabular.miri.checkpoints import rounds_kept
 from fluvial.tabular.miri.columns import Column
 from fluvial.tabular.miri.files import TableFile, read_file
@@ -90,10 +91,8 @@ class Recipe:
         Rounds(**{k: v for k, v in asdict(self).items() if k in own})  # whose checks speak
         if self.hidden is not None and (not self.hidden or min(self.hidden) < 1):
             raise ValueError(f"hidden must be sizes of at least 1, got {self.hidden}")
-        if self.draws < 1 or self.copies < 0:
-            raise ValueError(
-                f"draws must be at least 1 and copies at least 0, got {self.draws}, {self.copies}"
-            )
+        whole("draws", self.draws)
+        whole("copies", self.copies, least=0)
         if not 0 <= self.seed < 2**32:
             raise ValueError(f"seed must lie in [0, 2**32), got {self.seed}")
 

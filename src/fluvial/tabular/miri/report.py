@@ -116,9 +116,9 @@ def column_report(
 
 
 def _units(column: Column) -> tuple[float, float]:
-    """Of dates: nanoseconds a day, and days since 1970 of the origin."""
+    """Of dates: nanoseconds a day, and days since 1970 of the origin; else 1, and the origin."""
     day = 86_400e9
-    return (day, column.origin / day) if column.kind == "date" else (1.0, 0.0)
+    return (day, column.origin / day) if column.kind == "date" else (1.0, float(column.origin))
 
 
 def assumptions(columns: Sequence[Column], rows: int, left: Mapping[str, str]) -> list[str]:
@@ -216,6 +216,8 @@ def draw_report(
     for j, axis in zip(chosen, axes, strict=False):
         column = columns[j]
         scale, origin = _units(column)
+        large = column.kind != "date" and column.origin  # no bins between such numbers
+        origin = 0.0 if large else origin
         seen = values[j][~np.isnan(values[j])]
         parts = {"observed": seen / scale + origin, "drawn": drawn[j] / scale + origin}
         if column.kind in ("boolean", "categorical"):
@@ -236,7 +238,7 @@ def draw_report(
             whole = column.kind == "integer" or column.unit == UNITS["days"]
             if whole and np.ptp(both) <= 30:  # a bar a number, or a day
                 bins = np.arange(np.floor(both.min()), np.floor(both.max()) + 2) - 0.5
-            if column.origin:
+            if column.origin and not large:
                 axis.xaxis.set_major_locator(AutoDateLocator(minticks=2, maxticks=4))
                 axis.xaxis.set_major_formatter(ConciseDateFormatter(axis.xaxis.get_major_locator()))
                 axis.xaxis.get_offset_text().set_fontsize(7)
@@ -246,7 +248,8 @@ def draw_report(
             for k, (label, part) in enumerate(parts.items()):
                 if len(part):
                     axis.hist(part, bins, density=True, color=f"C{k}", alpha=0.55, label=label)
-        axis.set_title(f"{column.name[:24]}, {len(drawn[j])} missing", fontsize=8)
+        less = f" - {column.origin}" if large else ""
+        axis.set_title(f"{column.name[:24]}{less}, {len(drawn[j])} missing", fontsize=8)
         axis.set_yticks([])
         axis.tick_params(labelsize=7)
         axis.spines[["top", "right", "left"]].set_visible(False)

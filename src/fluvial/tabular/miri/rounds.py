@@ -49,6 +49,7 @@ from fluvial.core.protocols import Run, State, Steering, left_broadcast
 from fluvial.core.simulate import simulate
 from fluvial.core.time import uniform_grid
 from fluvial.networks.layers import conv, initialise, linear
+from fluvial.tabular.checks import number, whole
 from fluvial.tabular.seeds import mixed
 
 BLOCK = 1 << 18
@@ -104,12 +105,10 @@ class Rounds:
     def __post_init__(self) -> None:
         for name in ("rounds", "epochs", "batch_size", "max_steps", "ode_steps", "chains"):
             value = getattr(self, name)
-            if value is not None and (isinstance(value, bool) or value != int(value) or value < 1):
-                raise ValueError(f"{name} must be a whole number of at least 1, got {value}")
-        if not 0 < self.lr < math.inf:
-            raise ValueError(f"lr must be positive and finite, got {self.lr}")
-        if not 0 <= self.decay <= 1:
-            raise ValueError(f"decay must lie in [0, 1], got {self.decay}")
+            if value is not None or name not in ("batch_size", "chains"):
+                object.__setattr__(self, name, whole(name, value))  # 2.0 counts as 2
+        number("lr", self.lr, "be positive and finite", lambda lr: 0 < lr < math.inf)
+        number("decay", self.decay, "lie in [0, 1]", lambda share: 0 <= share <= 1)
         if self.pairing not in ("epoch", "round"):
             raise ValueError(f"pairing must be 'epoch' or 'round', got {self.pairing!r}")
 
@@ -498,7 +497,8 @@ def run_rounds(
                 )
                 nets.append(net.eval())
             moved = _fill(nets[k], x, mask, settings, low, high)
-            bar.update()
+            if k >= len(done):  # those are counted from the beginning
+                bar.update()
             one = Round(k + 1, tuple(losses), time.perf_counter() - begin, moved)
             rounds.append(one)
             if watch is not None:

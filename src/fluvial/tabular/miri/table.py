@@ -38,6 +38,7 @@ class Table:
 
         Raises:
             ValueError: X is no table, or not that of the fit; the mask does not fit.
+            TypeError: X is an array of dates.
         """
         kind = "tensor" if isinstance(X, Tensor) else "frame" if hasattr(X, "iloc") else "array"
         if kind == "frame" and getattr(X, "ndim", 2) != 2:
@@ -55,7 +56,7 @@ class Table:
             data, gaps = X, X.isna().to_numpy(dtype=bool)
             names = [str(name) for name in X.columns]
         else:
-            values = X.detach().cpu().numpy() if isinstance(X, Tensor) else X
+            values = X.detach().cpu().numpy() if isinstance(X, Tensor) else _numbers(X)
             data = validate_data(
                 owner,
                 values,
@@ -73,6 +74,10 @@ class Table:
                     f"mask must be truth values shaped as X, {gaps.shape}, got {seen.dtype} of "
                     f"{seen.shape}"
                 )
+            if seen.dtype.kind != "b" and not np.isin(seen, (0, 1)).all():
+                raise ValueError(
+                    f"mask must be truth values, got {seen[~np.isin(seen, (0, 1))][0]}"
+                )
             gaps = gaps | ~seen.astype(bool)
         return cls(kind, data, gaps, names)
 
@@ -82,16 +87,29 @@ class Table:
         return cast(np.ndarray, self.data[1] if self.kind == "tensor" else self.data)
 
     def by_number(self, what: str, given: Mapping[Any, Any] | None) -> dict[int, Any]:
-        """Settings by column, with the columns' numbers for their names."""
-        result = {}
+        """Settings by column, with the columns' numbers for their names.
+
+        Raises:
+            ValueError: they are no mapping, or of a column that X does not have, or of one twice.
+        """
+        if given is not None and not isinstance(given, Mapping):
+            raise ValueError(f"{what} must be a mapping by column, got {given!r}")
+        result: dict[int, Any] = {}
+        own = list(self.data.columns) if self.kind == "frame" else []
         for key, value in (given or {}).items():
-            own = list(self.data.columns) if self.kind == "frame" else []
             if key in own:
-                result[own.index(key)] = value
-            elif isinstance(key, int) and 0 <= key < self.shape[1]:
-                result[key] = value
+                j = own.index(key)
+            elif (
+                isinstance(key, int | np.integer)
+                and not isinstance(key, bool)
+                and 0 <= key < self.shape[1]
+            ):
+                j = int(key)
             else:
                 raise ValueError(f"{what} names a column {key!r} that X does not have")
+            if j in result:
+                raise ValueError(f"{what} names column {j} twice, by its number and its name")
+            result[j] = value
         return result
 
     def learn(
@@ -126,7 +144,7 @@ class Table:
                 raise ValueError(f"kinds: column {name!r} has {len(levels)} categories")
             codes = np.where(np.isnan(values), np.nan, np.searchsorted(levels, values))
             categories = [float(level) for level in levels]
-            return learn_column(name, codes, "categorical", categories=categories)
+            return learn_column(name, codes, "categorical", categories=categories, bounds=bounds)
         return learn_column(name, values, kind or "numeric", bounds=bounds, clamp=clamp)
 
     def values_of(self, columns: Sequence[Column]) -> None:
@@ -177,3 +195,12 @@ class Table:
             floating = X.dtype if X.is_floating_point() else torch.float64
             return torch.from_numpy(result).to(X.device, floating)
         return result
+
+
+def _numbers(X: Any) -> Any:
+    """An array whose gaps are NaN, where a masked one has them in its mask."""
+    if isinstance(X, np.ma.MaskedArray):
+        return np.ma.filled(X.astype(X.dtype if X.dtype.kind == "f" else np.float64), np.nan)
+    if isinstance(X, np.ndarray) and X.dtype.kind in "mM":  # would be read as counts
+        raise TypeError(f"X must hold numbers, got {X.dtype}: dates go in a data frame")
+    return X
