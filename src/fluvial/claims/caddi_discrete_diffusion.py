@@ -57,6 +57,7 @@ from fluvial.metrics.text import (
 from fluvial.networks import CausalTransformer, TokenTransformer
 from fluvial.training.files import atomic, load_model, save_model
 from fluvial.training.loop import Stage, Training, train
+from fluvial.training.threads import threads
 
 matplotlib.use("Agg")  # a run has no screen
 import matplotlib.pyplot as plt  # noqa: E402
@@ -588,21 +589,18 @@ class _ClaimRun(Resumable):
     def _time_steps(self) -> dict[str, float]:
         """Median seconds of a training step of each arm, measured in turn."""
         batch = {"x": self.text.train[: self.config.batch_size]}
-        threads = torch.get_num_threads()
-        if self.config.side_by_side:
-            torch.set_num_threads(threads_each(2))
         timed = [arm for arm in ARMS if arm != LONGER]
         models = {arm: build(self.config, arm, 0) for arm in timed}
         optimizers = {arm: torch.optim.AdamW(model.parameters()) for arm, model in models.items()}
         times: dict[str, list[float]] = {arm: [] for arm in timed}
-        for k in range(TIMED_STEPS):
-            for arm, model in models.items():
-                begin = time.perf_counter()
-                model(batch, KeyedNoise(k))["loss"].backward()
-                optimizers[arm].step()
-                optimizers[arm].zero_grad()
-                times[arm].append(time.perf_counter() - begin)
-        torch.set_num_threads(threads)
+        with threads(threads_each(2 if self.config.side_by_side else 1)):
+            for k in range(TIMED_STEPS):
+                for arm, model in models.items():
+                    begin = time.perf_counter()
+                    model(batch, KeyedNoise(k))["loss"].backward()
+                    optimizers[arm].step()
+                    optimizers[arm].zero_grad()
+                    times[arm].append(time.perf_counter() - begin)
         return {arm: statistics.median(values) for arm, values in times.items()}
 
     def steps(self, arm: str) -> int:

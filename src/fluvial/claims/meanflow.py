@@ -44,6 +44,7 @@ from fluvial.metrics import (
 )
 from fluvial.networks import DiT
 from fluvial.training.files import load_model, save_model
+from fluvial.training.threads import threads
 
 SYSTEM = "meanflow"
 CLAIM = (
@@ -307,18 +308,15 @@ class _ClaimRun(Resumable):
     def _time_steps(self) -> dict[str, float]:
         """Median seconds of a training step of each arm, measured in turn."""
         images, labels = (part[: self.config.batch_size] for part in self.data.parts["train"])
-        threads = torch.get_num_threads()
-        if self.config.side_by_side:
-            torch.set_num_threads(threads_each(len(ARMS)))
         models = {arm: self._build(arm, 0) for arm in ARMS}
         times: dict[str, list[float]] = {arm: [] for arm in ARMS}
-        for k in range(TIMED_STEPS):
-            for arm, model in models.items():
-                begin = time.perf_counter()
-                model.loss(images, labels, noise=KeyedNoise(k))["loss"].backward()
-                times[arm].append(time.perf_counter() - begin)
-                model.zero_grad()
-        torch.set_num_threads(threads)
+        with threads(threads_each(len(ARMS) if self.config.side_by_side else 1)):
+            for k in range(TIMED_STEPS):
+                for arm, model in models.items():
+                    begin = time.perf_counter()
+                    model.loss(images, labels, noise=KeyedNoise(k))["loss"].backward()
+                    times[arm].append(time.perf_counter() - begin)
+                    model.zero_grad()
         return {arm: statistics.median(values) for arm, values in times.items()}
 
     def _build(self, arm: Arm, seed: int) -> MeanFlow:

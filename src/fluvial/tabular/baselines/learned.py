@@ -15,6 +15,7 @@ from torch import Tensor
 from fluvial.core.noise import KeyedNoise
 from fluvial.tabular.checks import number, whole
 from fluvial.tabular.seeds import seed_of
+from fluvial.training.threads import threads
 
 LEARN, FILL = 0, 1
 """Steps of the keyed noise."""
@@ -94,7 +95,7 @@ class Learned(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
         self.span_ = np.where(span > 0, span, 1.0)
         self.seed_ = seed_of(self.random_state)
         z, m = self._scaled(x)
-        with torch.enable_grad():
+        with torch.enable_grad(), threads(1):  # the networks are too small to gain from more
             self._learn(z, m, KeyedNoise(self.seed_).at(LEARN))
         return x, z, m
 
@@ -103,7 +104,7 @@ class Learned(OneToOneFeatureMixin, TransformerMixin, BaseEstimator):
         x = validate_data(self, X, reset=False, dtype=np.float64, ensure_all_finite="allow-nan")
         z, m = self._scaled(x)
         noise = KeyedNoise(self.seed_).at(FILL)
-        with torch.no_grad():
+        with torch.no_grad(), threads(1):
             return np.stack([self._back(x, self._fill(z, m, noise.at(k))) for k in range(count)])
 
     def _units(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

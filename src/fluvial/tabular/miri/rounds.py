@@ -51,6 +51,7 @@ from fluvial.core.time import uniform_grid
 from fluvial.networks.layers import conv, initialise, linear
 from fluvial.tabular.checks import number, whole
 from fluvial.tabular.seeds import mixed
+from fluvial.training.threads import threads
 
 BLOCK = 1 << 18
 """Numbers that are filled at a time: rows of a block times numbers of a row, at most."""
@@ -318,6 +319,11 @@ def fill_first(x: Tensor, mask: Tensor, noise: KeyedNoise, *, images: bool = Fal
         x[rows] = torch.where(mask[rows], x[rows], fresh)
 
 
+SMALL = 1e7
+"""Rows of a batch times weights below which one thread trains: two gain a fifth alone, and on
+a busy machine they take several times as long, waiting for each other."""
+
+
 def train_round(
     net: nn.Module,
     x: Tensor,
@@ -357,7 +363,9 @@ def train_round(
     net.train()
     losses: list[Tensor] = []
     like = torch.empty(len(sources), dtype=torch.float64)
-    with torch.enable_grad():
+    work = len(sources) / batches * sum(weight.numel() for weight in net.parameters())
+    few = 1 if work < SMALL else torch.get_num_threads()
+    with torch.enable_grad(), threads(few):
         for epoch in range(-(-steps // batches)):
             drawn = noise.at(epoch)
             if epoch == 0 or settings.pairing == "epoch":
