@@ -202,6 +202,15 @@ def test_another_text_is_not_gone_on_with(
         (b"ab " * 99, ["--variant", "arr"], ", got 'arr'"),
         (b"ab " * 99, ["--length", "0"], "--length must be at least 1, got 0"),
         (b"ab " * 99, ["--target", "x"], "--target is for systems that join two data sets"),
+        (b"ab " * 99, ["--weight-decay", "-1"], "--weight-decay must not be negative, got -1.0"),
+        (
+            b"ab " * 99,
+            ["--betas", "1", "1"],
+            "--betas must be two numbers in [0, 1), got (1.0, 1.0)",
+        ),
+        (b"ab " * 99, ["--data", ""], "the place of the text is empty; the folder at hand is '.'"),
+        (b"\x7fELF\x00\xff" * 99, [], "bad.txt holds binary data, not utf-8 text: NUL bytes"),
+        (b"ab " * 99, ["--tokenizer", "no/tokenizer.json"], "there is no no/tokenizer.json; it is"),
     ],
 )
 def test_mistakes(
@@ -212,6 +221,40 @@ def test_mistakes(
     text = error(["train", SYSTEM, "--data", "bad.txt", *SMALL, *flags, "--out", str(out)], capsys)
     assert message in text
     assert not out.exists()
+
+
+def test_a_held_out_text_and_a_pretrained_model_are_named(
+    place: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    (place / "short.txt").write_text("fire")
+    argv = ["train", SYSTEM, *RUN, "--out", str(tmp_path / "run")]
+    text = error([*argv, "--held-out", "short.txt"], capsys)
+    assert text.startswith("--held-out: length: short.txt holds 4 tokens, fewer than one window")
+    own = ["train", SYSTEM, "--data", "corpus.txt", "--out", str(tmp_path / "run")]
+    text = error([*own, "--pretrained", "nope.gguf"], capsys)
+    assert text == "--pretrained: there is no nope.gguf"
+    (tmp_path / "empty").mkdir()
+    text = error([*own, "--pretrained", str(tmp_path / "empty")], capsys)
+    assert text.startswith("--pretrained: no tokenizer can be made of ")
+    assert text.endswith("the folder holds no file of a tokenizer")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_damaged_checkpoint(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    def after_step(self: CaDDi) -> None:
+        signal.raise_signal(signal.SIGINT)
+
+    out = tmp_path / "run"
+    with monkeypatch.context() as patch:
+        patch.setattr(CaDDi, "after_step", after_step)
+        assert cli.main(["train", SYSTEM, *RUN, "--out", str(out), "--quiet"]) == 130
+    (path,) = (out / "checkpoints").iterdir()
+    path.write_bytes(path.read_bytes()[:999])
+    text = error(["train", "--resume", str(out), "--quiet"], capsys)
+    assert f"{path} is not a readable checkpoint" in text
+    assert text.endswith("; delete it, or begin another run")
 
 
 def test_text_for_a_system_of_numbers(place: Path, capsys: Capture) -> None:
@@ -295,8 +338,9 @@ def test_prompts_and_endings(run: Path) -> None:
             "--ending: it has 9 tokens, and there is room fo",
         ),
         (["--steps", "4"], "--steps: the CaDDi in run has a number of steps of its own"),
-        (["--top-p", "0"], "top_p"),
-        (["--temperature", "-1"], "temperature"),
+        (["--top-p", "0"], "--top-p must lie in (0, 1], got 0.0"),
+        (["--temperature", "-1"], "--temperature must be at least 0 and finite, got -1.0"),
+        (["--temperature", "nan"], "--temperature must be at least 0 and finite, got nan"),
         (["--label", "x"], "--label x: these data have no labels"),
         (["--n", "0"], "--n must be at least 1, got 0"),
     ],
@@ -313,3 +357,36 @@ def test_other_models_make_no_text(run: Path, tmp_path: Path, capsys: Capture) -
     for flag, value in (("--prompt", "a"), ("--temperature", "1"), ("--top-p", "1")):
         argv = ["sample", str(place), "--out", "x.npy", flag, value]
         assert error(argv, capsys) == f"{flag}: the MeanFlow in {place} makes no text"
+
+
+# Evaluation
+
+
+def test_samples_are_evaluated(run: Path, tmp_path: Path, capsys: Capture) -> None:
+    for name in ("e.txt", "e.jsonl"):
+        assert sample("--n", "40", "--out", str(tmp_path / name)) == 0
+    capsys.readouterr()
+    found = []
+    for name in ("e.txt", "e.jsonl"):
+        argv = ["evaluate", str(tmp_path / name), "--against", "corpus.txt", "--json", "--quiet"]
+        assert cli.main(argv) == 0
+        found.append(json.loads(capsys.readouterr().out))
+    assert found[0]["metrics"] == found[1]["metrics"] and found[0]["kind"] == "text"
+    bits = found[0]["metrics"]["bits"]
+    assert bits["value"]["low"] > bits["floor"]["high"] and bits["better"] == "near the floor"
+    argv = ["evaluate", str(tmp_path / "e.txt"), "--against", "corpus.txt", "--quiet"]
+    assert error([*argv, "--metrics", "kid"], capsys).startswith(
+        "--metrics: there is no 'kid' of texts; there are bits, divergence, entropy, distinct"
+    )
+    assert error([*argv, "--size", "8"], capsys) == "--size is not of texts, got 8"
+    argv = ["evaluate", "corpus.txt", "--against", "corpus.txt", "--quiet"]
+    assert error(argv, capsys).startswith("SAMPLES: corpus.txt holds no samples, each below")
+
+
+def test_texts_are_not_audited(run: Path, capsys: Capture) -> None:
+    rest = ["--train", "corpus.txt", "--holdout", "corpus.txt", "--quiet"]
+    assert "texts are not audited, got corpus.txt; fluvial evaluate" in error(
+        ["audit", "run", *rest], capsys
+    )
+    rest = ["--train", "animals", "--holdout", "animals", "--quiet"]
+    assert "texts are not audited, and run writes them" in error(["audit", "run", *rest], capsys)

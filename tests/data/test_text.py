@@ -12,8 +12,9 @@ import torch
 
 from fluvial.data import DataSet, Format, Tokenizer, read, read_text
 from fluvial.data import text as module
+from fluvial.data.text import read_samples
 from fluvial.data.tokenizer import LETTERS, MASK, normal
-from fluvial.data.write import write_samples
+from fluvial.data.write import write_samples, write_texts
 
 POEM = "Über allen Gipfeln ist Ruh,\nin allen Wipfeln spürest du\nkaum einen Hauch. 日本 😀\n"
 
@@ -429,3 +430,87 @@ def test_texts_are_written(tmp_path: Path) -> None:
     assert sorted(p.suffix for p in tmp_path.iterdir() if p.is_file()) == [".jsonl", ".npy", ".txt"]
     with pytest.raises(ValueError, match="texts are written as .txt, .jsonl, .npz or .npy"):
         write_samples(tmp_path / "s.png", x, None, form)
+
+
+# What is no text, and no place
+
+
+def test_a_source_that_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.txt").write_text("some text")
+    for source, error, message in (
+        ("", ValueError, "the place of the text is empty"),
+        (
+            "Once upon a time " * 30,
+            ValueError,
+            r"'Once upon.*\.\.\.; a text itself goes into a list",
+        ),
+        ("One line\nand another", ValueError, "a text itself goes into a list"),
+        (b"a.txt", TypeError, "source must be a place, or a list of texts, got bytes"),
+        (None, TypeError, "got NoneType"),
+        ([3], TypeError, r"source\[0\] must be a text or a Path, got int"),
+        (["a.txt"], ValueError, r"source\[0\] is the text 'a.txt', and a file has that name"),
+        (["abc\ud800def"], ValueError, r"holds U\+D800 \(character 4\), half of a surrogate"),
+    ):
+        with pytest.raises(error, match=message):
+            read_text(source, length=2)
+    assert len(read_text(["b.txt", "two"], length=2)) == 4  # no such file: a text
+    (tmp_path / "x.jsonl").write_text('{"text": "so \\ud83d"}')
+    with pytest.raises(ValueError, match=r"x.jsonl: a text holds U\+D83D \(character 4\)"):
+        read_text("x.jsonl", length=2)
+
+
+def test_arguments_of_another_type() -> None:
+    for length in ("4", 2.5, None):
+        with pytest.raises(TypeError, match="length must be a whole number, got"):
+            read_text(["abcdef"], length=length)
+    with pytest.raises(TypeError, match="tokenizer must be .*, got the class Tokenizer"):
+        read_text(["abcdef"], length=2, tokenizer=Tokenizer)
+    with pytest.raises(TypeError, match="alphabet must be a str, got int"):
+        Tokenizer(3)
+    for model in ("{", "[1]"):
+        with pytest.raises(ValueError, match="model is no JSON of a tokenizer"):
+            Tokenizer(model=model)
+    with pytest.raises(TypeError, match="texts must be several, got one str"):
+        Tokenizer.bpe("one text", 300)
+    abc = Tokenizer("abc")
+    with pytest.raises(TypeError, match="text must be a str, got bytes"):
+        abc.encode(b"abc")
+    for ids in ([0.5, 1.0], ["a"]):
+        with pytest.raises(TypeError, match="tokens must be whole numbers, got"):
+            abc.decode(ids)
+    with pytest.raises(ValueError, match=r"tokens must be ids \(n,\), none negative, got -1"):
+        abc.decode([0, -1])
+    assert abc.decode([]) == "" and abc.decode([2, 0]) == "ca"
+
+
+def test_a_tokenizer_that_is_none(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="there is no no/tokenizer.json"):
+        Tokenizer.load("no/tokenizer.json")  # and the hub is not asked
+    path = tmp_path / "tokenizer.json"
+    path.write_bytes(b"\xff\xfe")
+    with pytest.raises(ValueError, match="tokenizer: .* is damaged: it is not UTF-8"):
+        Tokenizer.load(path)
+    path.unlink()
+    with pytest.raises(ValueError, match="the folder holds no file of a tokenizer"):
+        Tokenizer.load(tmp_path)
+
+
+def test_binary_data_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "program"
+    path.write_bytes(b"\x7fELF\x00\x00\xff\xff" * 9)
+    with pytest.raises(ValueError, match="program holds binary data, not utf-8 text: NUL bytes"):
+        read_text(path, length=2)
+
+
+def test_samples_are_read_as_they_were_written(tmp_path: Path) -> None:
+    texts = ["plain", "--- 2 ---\nlike a head", "\\ a backslash\n", "", "two\n\nparts\n\n"]
+    write_texts(tmp_path / "s.txt", texts, "a title")
+    assert read_samples(tmp_path / "s.txt") == texts
+    (tmp_path / "s.jsonl").write_text("".join(json.dumps({"text": t}) + "\n" for t in texts))
+    assert read_samples(tmp_path / "s.jsonl") == texts
+    (tmp_path / "other.txt").write_text("--- 1 ---\nthen\n--- 3 ---\n")
+    with pytest.raises(ValueError, match=r"other.txt holds no samples, each below a line --- 1"):
+        read_samples(tmp_path / "other.txt")
+    with pytest.raises(FileNotFoundError, match="none.txt is not there"):
+        read_samples(tmp_path / "none.txt")

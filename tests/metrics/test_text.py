@@ -11,7 +11,15 @@ import torch
 from torch import Tensor
 
 from fluvial.core.noise import KeyedNoise
-from fluvial.metrics.text import NGram, bits, distinct, language_model_log_probs, unigram_entropy
+from fluvial.metrics import evaluate
+from fluvial.metrics.text import (
+    NGram,
+    bits,
+    distinct,
+    language_model_log_probs,
+    ngram_divergence,
+    unigram_entropy,
+)
 from fluvial.networks import CausalTransformer
 
 V = 3
@@ -131,3 +139,81 @@ def test_bad_input() -> None:
         NGram(x.int(), V)
     with pytest.raises(TypeError, match="int64"):
         language_model_log_probs(lambda x: x, x.float())
+
+
+def test_divergence_of_ngrams_by_hand() -> None:
+    x, y = torch.tensor([[0, 0, 1]]), torch.tensor([[0, 1, 1]])
+    # the pairs are 00, 01 and 01, 11: p = (1/2, 1/2, 0), q = (0, 1/2, 1/2), half a bit
+    assert ngram_divergence(x, y, 2, 2) == pytest.approx(0.5)
+    assert ngram_divergence(x, x, 2, 2) == pytest.approx(0)
+    assert ngram_divergence(torch.zeros(2, 4).long(), torch.ones(3, 4).long(), 2, 3) == (
+        pytest.approx(1)
+    )
+    with pytest.raises(ValueError, match=r"y must be rows of n=3 tokens or more, got \(1, 2\)"):
+        ngram_divergence(x, y[:, :2], 2, 3)
+
+
+def texts(count: int, length: int, seed: int, letters: str = "abcd") -> list[str]:
+    """Of a Markov chain that goes on to the next letter three times of four."""
+    u = KeyedNoise(seed).uniform(torch.empty(count, length, dtype=torch.float64)).tolist()
+    found = []
+    for row in u:
+        place, text = int(row[0] * len(letters)), ""
+        for value in row:
+            place += 1 if value < 0.75 else 2
+            text += letters[place % len(letters)]
+        found.append(text)
+    return found
+
+
+def test_texts_of_the_law_reach_the_floor_and_others_do_not() -> None:
+    real = texts(1, 8_000, 0)
+    found = {m.name: m for m in evaluate(texts(60, 40, 1), real, resamples=40).measured}
+    assert list(found) == ["bits", "divergence", "entropy", "distinct"]
+    for m in found.values():
+        assert m.value.low <= m.floor.high and m.floor.low <= m.value.high, m.name
+    # of the chain: the entropy of 3/4 and 1/4, and of four letters that are alike
+    assert found["bits"].value.estimate == pytest.approx(0.811, abs=0.1)
+    assert found["entropy"].floor.estimate == pytest.approx(2, abs=0.01)
+    other = {m.name: m for m in evaluate(texts(60, 40, 1, "dbca"), real, resamples=40).measured}
+    assert other["bits"].value.low > other["bits"].floor.high + 0.5
+    assert other["divergence"].value.low > other["divergence"].floor.high
+    dull = evaluate(["abcd" * 10] * 60, real, resamples=40)
+    cheap = {m.name: m for m in dull.measured}
+    assert cheap["bits"].value.high < cheap["bits"].floor.low  # likely, and worth nothing
+    assert cheap["distinct"].value.high < cheap["distinct"].floor.low
+    assert "near the floor" in str(dull) and dull.kind == "text" and dull.rows == 60
+
+
+def test_notes_on_texts() -> None:
+    real = texts(100, 40, 0)
+    copied = evaluate([real[3], *texts(29, 40, 1, "abcx"), "short"], real, resamples=40)
+    assert "1 of 30 samples stand in the data as they are" in copied.notes
+    assert "1 samples of fewer than 40 characters are left out" in copied.notes
+    assert "1 character of the samples not in the data: ['x']" in copied.notes
+    assert any("THE SAME" in note for note in evaluate(real, real, resamples=40).notes)
+    loud = [text.upper() for text in real]
+    plain = evaluate(texts(30, 40, 1), loud, metrics=["entropy"], resamples=40)
+    assert any("normalise='letters' is missing" in note for note in plain.notes)
+    lower = evaluate(texts(30, 40, 1), loud, metrics="bits", normalise="letters", resamples=40)
+    assert lower.measured[0].value.estimate < 1.1 and not any("missing" in n for n in lower.notes)
+
+
+def test_texts_that_cannot_be_evaluated() -> None:
+    real = texts(100, 40, 0)
+    for call, error, message in (
+        (lambda: evaluate(real[:5], real), ValueError, "samples must be at least 16 texts"),
+        (lambda: evaluate([], real), ValueError, "samples must be at least 16 texts"),
+        (lambda: evaluate(real, real[:20]), ValueError, "against must have 32 stretches of 40"),
+        (lambda: evaluate(real, torch.zeros(99, 3)), TypeError, "against must be the place of a"),
+        (lambda: evaluate(torch.zeros(99, 3), real), ValueError, "against is text and samples"),
+        (lambda: evaluate(real, real, metrics="kid"), ValueError, "there is no 'kid' of texts"),
+        (lambda: evaluate(real, real, channels=1), ValueError, "channels is not of texts, got 1"),
+        (
+            lambda: evaluate(torch.zeros(99, 3), torch.ones(99, 3), normalise="lower"),
+            ValueError,
+            "normalise is of texts",
+        ),
+    ):
+        with pytest.raises(error, match=message):
+            call()

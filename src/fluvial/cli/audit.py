@@ -94,9 +94,20 @@ def _audit(command: Audit) -> Any:
         raise ValueError(f"memory must be at least 1 MiB, got {command.memory}")
     reading: dict[str, Any] = {"size": command.size, "label": command.label}
     path = Path(command.source)
+    for place in (path, Path(command.train), Path(command.holdout)):
+        if place.suffix.lower() in (".txt", ".jsonl"):
+            raise ValueError(
+                f"texts are not audited, got {place}; fluvial evaluate SAMPLES --against DATA "
+                "counts those that stand in the data as they are"
+            )
     model: Any = None
     if path.suffix == ".safetensors" or (path / "model.safetensors").is_file():
         model = fluvial.load(path)
+        if model.format is not None and model.format.kind == "text":
+            raise ValueError(
+                f"texts are not audited, and {path} writes them; fluvial evaluate SAMPLES "
+                "--against DATA counts those that stand in the data as they are"
+            )
         if model.format is not None and model.format.kind == "images":
             channels, *sides = model.format.shape
             reading |= {"size": tuple(sides), "channels": channels}

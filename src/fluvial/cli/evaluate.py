@@ -14,7 +14,8 @@ from fluvial.cli.flags import as_flags, parse
 EXAMPLES = """\
 fluvial evaluate samples --against photos
 fluvial evaluate samples.npz --against animals --metrics frechet coverage
-fluvial evaluate samples.csv --against table.csv --json"""
+fluvial evaluate samples.csv --against table.csv --json
+fluvial evaluate samples.jsonl --against held-out.txt"""
 
 
 @dataclass(frozen=True)
@@ -22,15 +23,18 @@ class Evaluate:
     """Measure samples against data, beside the floor: as many real rows in the samples' place.
 
     Args:
-        samples: a folder of images, an .npy or .npz file, or a table, as `fluvial sample` writes.
+        samples: a folder of images, an .npy or .npz file, a table, or a .txt or .jsonl file of
+            texts, as `fluvial sample` writes.
         against: real data, as --data of `fluvial train`; best rows that were not trained on.
         metrics: names: frechet, kid, mmd, energy, sliced, wasserstein, precision, recall, density,
-            coverage, classifier; by default those that fit the data.
+            coverage, classifier; of texts bits, divergence, entropy, distinct; by default those
+            that fit the data.
         features: in what images are compared; by default the principal components of pixels.
         rows: of each side at most; most metrics take time with its square.
         size: height and width that images are brought to, if they differ, or one number for both.
         channels: 1 for grey, 3 for colour, if samples and data differ.
         label: column or array of labels to leave out, of the two or of the one that has them.
+        normalise: what is done to texts first: none, lower or letters, as in the training.
         seed: of the rows and of the resampling.
         json: print one JSON document in place of a table.
         quiet: no progress.
@@ -48,6 +52,9 @@ class Evaluate:
     size: Annotated[int | tuple[int, int] | None, tyro.conf.arg(help_behavior_hint="")] = None
     channels: Annotated[int | None, tyro.conf.arg(help_behavior_hint="")] = None
     label: Annotated[str | None, tyro.conf.arg(metavar="NAME", help_behavior_hint="")] = None
+    normalise: Annotated[
+        Literal["none", "lower", "letters"] | None, tyro.conf.arg(help_behavior_hint="")
+    ] = None
     seed: int = 0
     json: bool = False
     quiet: bool = False
@@ -69,6 +76,7 @@ def main(argv: Sequence[str]) -> int:
                 size=command.size,
                 channels=command.channels,
                 label=command.label,
+                normalise=command.normalise,
                 seed=command.seed,
                 progress=not command.quiet,
             )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -111,6 +112,10 @@ def _sample(command: Sample) -> dict[str, Any]:
             raise ValueError(f"{name} must be at least 1, got {value}")
     if command.seed < 0:
         raise ValueError(f"seed must not be negative, got {command.seed}")
+    if command.temperature is not None and not 0 <= command.temperature < math.inf:
+        raise ValueError(f"temperature must be at least 0 and finite, got {command.temperature}")
+    if command.top_p is not None and not 0 < command.top_p <= 1:
+        raise ValueError(f"top_p must lie in (0, 1], got {command.top_p}")
     device = _device(command.device)
     system = system_of(command.run)
     if system.joins:

@@ -100,7 +100,8 @@ def main(argv: Sequence[str]) -> int:
             else:
                 end = _resume(command, default, recipe, settings)
     except (ValueError, OSError) as error:
-        raise ValueError(as_flags(str(error), Train, kind)) from error
+        text = str(error).replace("train with resume=False", "begin another run")
+        raise ValueError(as_flags(text, Train, kind)) from error
     if command.json and end.result is not None:
         show_json({"run": str(end.out), **end.result})
     elif end.text:

@@ -8,6 +8,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from fluvial.core.arguments import kind_of
 from fluvial.core.protocols import (
     Field,
     Noise,
@@ -56,9 +57,12 @@ def simulate(
         ``path.readout`` of the last state, after ``steer.end``.
 
     Raises:
+        TypeError: ``sampler`` is a class.
         ValueError: ``pairs`` is empty, not (K, 2), not finite, outside [0, 1] or not a chain; the
             leaves of ``x`` disagree about the batch size.
     """
+    if isinstance(sampler, type):
+        raise TypeError(f"sampler must be an instance, got {kind_of(sampler)}: call it")
     check_pairs(pairs)
     batch_size(x)
     steer = Steering() if steer is None else steer

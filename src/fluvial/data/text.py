@@ -6,6 +6,7 @@ import codecs
 import io
 import json
 import os
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import chain
@@ -15,6 +16,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from tqdm import tqdm
 
+from fluvial.core.arguments import kind_of, whole_number
 from fluvial.data.dataset import DataSet
 from fluvial.data.format import Format, choices
 from fluvial.data.packages import extra
@@ -37,6 +39,8 @@ PIECE = 2**16
 """Characters that a tokenizer of `tokenizers` gets at a time, about."""
 SUFFIX = ".txt"
 """Of the files of a folder."""
+LONGEST = 255
+"""Bytes of the name of a file, at most: what is longer is a text."""
 
 _TABLES = (".csv", ".tsv", ".parquet", ".pq")
 _HINTS = {
@@ -88,6 +92,7 @@ class _Corpus:
 
     def _read(self, document: Path | str, bar: Any) -> Iterator[str]:
         if isinstance(document, str):
+            _check_whole(document, self.name)
             for start in range(0, len(document), BLOCK):
                 part = document[start : start + BLOCK]
                 yield part
@@ -102,6 +107,7 @@ class _Corpus:
             yield from _plain(document, self.encoding, bar)
             return
         for text in rows:
+            _check_whole(text, document)
             yield text if text.endswith("\n") else text + "\n"
         bar.update(document.stat().st_size)
 
@@ -141,7 +147,7 @@ def read_text(
     Args:
         source: a file of text; a folder, of which all .txt files are read, in the order of their
             paths; a .jsonl, .csv, .tsv or .parquet file with a column of texts; or a list, in which
-            a ``Path`` is a file and a ``str`` is a text itself.
+            a ``Path`` is a file and a ``str`` is a text itself (the name of a file is refused).
         tokenizer: "characters", those of the corpus; "bpe", byte-pair encoding learned from it (the
             package `tokenizers`); a place that `Tokenizer.load` reads; or a `Tokenizer`.
         vocabulary: tokens of "bpe", 1,024 by default.
@@ -161,14 +167,22 @@ def read_text(
 
     Raises:
         FileNotFoundError: there is no such file, folder or tokenizer.
-        ValueError: a file holds bytes that are none of its encoding (file and offset are named), or
-            NUL; there is no text, or less than a window; a `Tokenizer` meets a character that it
-            does not know; there is no such column; an argument is out of its range.
+        TypeError: a source or a tokenizer that is neither a place nor what else is taken, a number
+            that is not whole.
+        ValueError: a file holds bytes that are none of its encoding (file and offset are named),
+            NUL, or half of a surrogate pair; there is no text, or less than a window; a `Tokenizer`
+            meets a character that it does not know; there is no such column; an argument is out of
+            its range.
         ModuleNotFoundError: the package `tokenizers`, `transformers`, `pandas` or `pyarrow` is
             missing where it is needed.
     """
+    length = whole_number("length", length)
     if length < 1:
         raise ValueError(f"length must be at least 1, got {length}")
+    if not isinstance(tokenizer, Tokenizer | str | os.PathLike):
+        raise TypeError(
+            f"tokenizer must be a Tokenizer, characters, bpe or a place, got {kind_of(tokenizer)}"
+        )
     if vocabulary is not None and tokenizer != "bpe":
         raise ValueError(f"vocabulary is that of tokenizer='bpe', got {vocabulary}")
     if isinstance(tokenizer, Tokenizer) and normalise not in (None, tokenizer.normalise):
@@ -223,6 +237,30 @@ def read_text(
         source="the user's files",
         notes=tuple(notes),
     )
+
+
+def read_samples(path: Source) -> list[str]:
+    """The texts that `fluvial sample` wrote: a .txt file of `write_texts`, or .jsonl.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: it is no file of samples.
+    """
+    place = _path(path)
+    if not place.is_file():
+        raise FileNotFoundError(f"the file {place} is not there")
+    if place.suffix.lower() == ".jsonl":
+        return list(_json_lines(place, "text", "utf-8"))
+    whole = "".join(_plain(place, "utf-8", _Silent()))
+    heads = list(re.finditer(r"^--- (\d+) ---\n", whole, re.MULTILINE))
+    if [int(head[1]) for head in heads] != list(range(1, len(heads) + 1)) or not heads:
+        raise ValueError(
+            f"{place} holds no samples, each below a line --- 1 ---, --- 2 --- and so on, as "
+            "fluvial sample writes them; give those, or .jsonl"
+        )
+    ends = [head.start() for head in heads[1:]] + [len(whole)]
+    bodies = (whole[head.end() : end] for head, end in zip(heads, ends, strict=True))
+    return [re.sub(r"^\\", "", one.removesuffix("\n\n"), flags=re.MULTILINE) for one in bodies]
 
 
 def _rows(corpus: _Corpus, given: Tokenizer | str, vocabulary: int, how: Normalise) -> Rows:
@@ -317,12 +355,15 @@ def _corpus(
     except LookupError as error:
         raise ValueError(f"encoding: Python knows none called {encoding!r}") from error
     if isinstance(source, str | os.PathLike):
-        path = Path(source).expanduser()
+        path = _path(source)
         name = path.resolve().name or "text"
         files = _folder(path) if path.is_dir() else [path]
         documents: tuple[Path | str, ...] = tuple(files)
     else:
-        documents = tuple(one if isinstance(one, str) else Path(one) for one in source)
+        given: Any = source
+        if not isinstance(given, Iterable) or isinstance(given, bytes):
+            raise TypeError(f"source must be a place, or a list of texts, got {kind_of(given)}")
+        documents = tuple(_document(k, one) for k, one in enumerate(source))
         name = "texts" if any(isinstance(one, str) for one in documents) else "files"
         if not documents:
             raise ValueError("source is an empty list: it holds no text")
@@ -336,6 +377,50 @@ def _corpus(
         if hint:
             raise ValueError(f"{document} is not a file of text: {hint}")
     return _Corpus(name, documents, encoding, column, progress)
+
+
+def _path(source: Source) -> Path:
+    """The place of a corpus; "" is none, though ``Path("")`` is the folder at hand."""
+    text = os.fspath(source)
+    if not text.strip():
+        raise ValueError("the place of the text is empty; the folder at hand is '.'")
+    if not _may_be_place(text):
+        raise ValueError(
+            f"a text is named by its place, got {text[:40]!r}...; a text itself goes into a list"
+        )
+    return Path(source).expanduser()
+
+
+def _document(k: int, one: Source) -> Path | str:
+    if not isinstance(one, str | os.PathLike):
+        raise TypeError(f"source[{k}] must be a text or a Path, got {kind_of(one)}")
+    if not isinstance(one, str):
+        return Path(one)
+    if _may_be_place(one) and Path(one).suffix and os.path.isfile(one):
+        raise ValueError(
+            f"source[{k}] is the text {one!r}, and a file has that name: give Path({one!r}) if it "
+            "is meant"
+        )
+    return one
+
+
+def _may_be_place(text: str) -> bool:
+    """Whether a file can have this name."""
+    names = text.encode("utf-8", "replace").split(os.fsencode(os.sep))
+    return not {"\n", "\0"} & set(text) and max(map(len, names)) <= LONGEST
+
+
+def _check_whole(text: str, place: Path | str) -> None:
+    """Half of a surrogate pair, as JSON can hold, is no character, and no file can hold it."""
+    if text.isascii():
+        return
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError(
+            f"{place}: a text holds U+{ord(text[error.start]):04X} (character {error.start + 1}), "
+            "half of a surrogate pair and no character"
+        ) from error
 
 
 def _folder(folder: Path) -> list[Path]:
@@ -366,6 +451,11 @@ def _plain(path: Path, encoding: str, bar: Any) -> Iterator[str]:
             try:
                 text = decoder.decode(content, final=not content)
             except UnicodeDecodeError as error:
+                if b"\0" in content and content[:2] not in _UTF16 and "utf-8" in encoding.lower():
+                    raise ValueError(
+                        f"{path} holds binary data, not {encoding} text: NUL bytes; if it is text, "
+                        'say which encoding it has, encoding="utf-16-le" for instance'
+                    ) from error
                 place = offset - pending + error.start
                 other = ' (try encoding="utf-16")' if content[:2] in _UTF16 and not offset else ""
                 raise ValueError(

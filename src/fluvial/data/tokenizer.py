@@ -30,6 +30,9 @@ BYTES = 256
 _WORDS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 _PLAIN = bytes(k | 32 if chr(k | 32) in LETTERS else 32 for k in range(256))
 _ACCENTS = re.compile("[\N{COMBINING GRAVE ACCENT}-\N{COMBINING LATIN SMALL LETTER X}]+")
+_FILES = ("*token*", "vocab*", "merges*", "*.model", "*.gguf")
+"""Of the tokenizers that `transformers` reads, in a folder."""
+_HUB = re.compile(r"[\w.-]+/[\w.-]+(?<!\.json)(?<!\.gguf)(?<!\.txt)")
 _WHAT = "tokenizers other than characters"
 
 
@@ -73,11 +76,16 @@ class Tokenizer:
             raise ValueError(
                 f"normalise must be one of {', '.join(get_args(Normalise))}, got {self.normalise!r}"
             )
+        for name in ("alphabet", "model"):
+            if not isinstance(getattr(self, name), str):
+                raise TypeError(f"{name} must be a str, got {type(getattr(self, name)).__name__}")
         if bool(self.alphabet) == bool(self.model):
             raise ValueError("a tokenizer needs an alphabet or a model, one of them and not both")
         if len(set(self.alphabet)) < len(self.alphabet):
             twice = next(c for c in self.alphabet if self.alphabet.count(c) > 1)
             raise ValueError(f"alphabet must hold different characters, {twice!r} occurs twice")
+        if self.model:
+            _check_json(self.model)
 
     # Making
 
@@ -96,15 +104,18 @@ class Tokenizer:
         give the same tokens.
 
         Args:
-            texts: gone through once.
+            texts: gone through once; one text alone is a list of one.
             vocabulary: tokens, more than 256; fewer come of a text with too few pairs.
             normalise: see `normal`.
             progress: show a progress bar.
 
         Raises:
+            TypeError: ``texts`` is one text.
             ValueError: ``vocabulary`` is no more than 256.
             ModuleNotFoundError: the package `tokenizers` is missing.
         """
+        if isinstance(texts, str | bytes):  # its characters would be taken for texts
+            raise TypeError(f"texts must be several, got one {type(texts).__name__}; list it")
         if vocabulary <= BYTES:
             raise ValueError(
                 f"vocabulary must exceed {BYTES}, the bytes that byte-pair encoding starts from, "
@@ -140,16 +151,19 @@ class Tokenizer:
         if (path / "tokenizer.json").is_file():
             path = path / "tokenizer.json"
         if path.is_file() and path.suffix.lower() == ".json":
-            text = path.read_text(encoding="utf-8")
-        elif path.exists() or "/" in os.fspath(place):
+            try:
+                text = path.read_text(encoding="utf-8")
+            except UnicodeDecodeError as error:
+                raise ValueError(f"tokenizer: {path} is damaged: it is not UTF-8") from error
+        elif path.exists() or _HUB.fullmatch(os.fspath(place)):
             text = _by_transformers(place, path)
         else:
             raise FileNotFoundError(
                 f"tokenizer: there is no {place}; it is characters, bpe, a tokenizer.json, a "
                 "folder, a .gguf file, or OWNER/NAME of Hugging Face"
             )
-        made = cls(model=text, normalise=normalise)
         try:
+            made = cls(model=text, normalise=normalise)
             _ = made._made
         except ModuleNotFoundError:
             raise
@@ -172,8 +186,11 @@ class Tokenizer:
         """int64, (n,): the tokens of a text, without those that open or close one.
 
         Raises:
+            TypeError: it is no str.
             ValueError: it holds a character that the alphabet lacks.
         """
+        if not isinstance(text, str):
+            raise TypeError(f"text must be a str, got {type(text).__name__}")
         return self.encode_normal([normal(text, self.normalise)])
 
     def encode_normal(self, texts: Sequence[str]) -> np.ndarray:
@@ -197,12 +214,18 @@ class Tokenizer:
         """The text of tokens (n,); ids of V or more, as the mask symbol, become `MASK`.
 
         Raises:
+            TypeError: ``tokens`` are no whole numbers.
             ValueError: an id is negative, or ``tokens`` has another number of dimensions.
         """
         given: Any = tokens
-        ids = np.asarray(given.cpu() if isinstance(tokens, Tensor) else given, dtype=np.int64)
-        if ids.ndim != 1 or (len(ids) and ids.min() < 0):
+        ids = np.asarray(given.cpu() if isinstance(tokens, Tensor) else given)
+        if ids.ndim != 1:
             raise ValueError(f"tokens must be ids (n,), none negative, got shape {ids.shape}")
+        if ids.size and ids.dtype.kind not in "iu":
+            raise TypeError(f"tokens must be whole numbers, got {ids.dtype}")
+        ids = ids.astype(np.int64)
+        if ids.size and ids.min() < 0:
+            raise ValueError(f"tokens must be ids (n,), none negative, got {ids.min()}")
         if self.alphabet:
             points = code_points(self.alphabet + MASK)
             return points[np.minimum(ids, self.size)].tobytes().decode("utf-32-le")
@@ -237,6 +260,15 @@ class Tokenizer:
         return table
 
 
+def _check_json(model: str) -> None:
+    try:
+        whole = isinstance(json.loads(model), dict)
+    except ValueError as error:
+        raise ValueError(f"model is no JSON of a tokenizer: {error}") from error
+    if not whole:
+        raise ValueError(f"model is no JSON of a tokenizer, got {model[:40]!r}")
+
+
 def code_points(text: str) -> np.ndarray:
     """uint32, (n,): the characters' numbers."""
     return np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype="<u4")
@@ -251,6 +283,8 @@ def _by_transformers(place: str | os.PathLike[str], path: Path) -> str:
         elif path.is_file():
             raise ValueError("it is neither .json nor .gguf")
         elif path.is_dir():
+            if not any(any(path.glob(name)) for name in _FILES):
+                raise ValueError("the folder holds no file of a tokenizer")
             loaded = auto.from_pretrained(str(path), local_files_only=True)
         else:
             loaded = auto.from_pretrained(os.fspath(place))

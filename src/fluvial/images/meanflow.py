@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from tqdm import tqdm
 
+from fluvial.core.arguments import whole_number
 from fluvial.core.gaussian.paths import Linear
 from fluvial.core.protocols import (
     Noise,
@@ -607,11 +608,13 @@ class MeanFlow(Objective):
                 ``t_max`` of `FreeGuidance`.
 
         Raises:
+            TypeError: a number that has to be whole is not.
             ValueError: the event's shape is not known yet, ``grid`` does not fall from 1 to 0,
                 ``num`` is negative, another count not positive, labels out of range, the scale or
                 interval of `FreeGuidance` is impossible, ``x1`` not finite, something that is
                 given row by row in another number.
         """
+        num, batch_size = whole_number("num", num), whole_number("batch_size", batch_size)
         if num < 0 or batch_size < 1:
             raise ValueError(f"need num >= 0 and batch_size >= 1, got {num} and {batch_size}")
         if self.shape is None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from hashlib import blake2b
 from pathlib import Path
@@ -16,16 +15,18 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from fluvial.core.noise import KeyedNoise
 from fluvial.data import DataSet, read
 from fluvial.data.arrays import from_array
 from fluvial.data.format import choices
 from fluvial.data.images import Options
 from fluvial.data.store import Cache
+from fluvial.data.tokenizer import Normalise
 from fluvial.metrics.bootstrap import Interval, bootstrap_interval, check_resampling
 from fluvial.metrics.classifier_test import classifier_test
 from fluvial.metrics.distances import MEMORY
 from fluvial.metrics.energy import energy_distance
+from fluvial.metrics.evaluate_text import TEXTS, evaluate_texts, is_text
+from fluvial.metrics.evaluation import FEWEST, Evaluation, Measured, cut, one_source, order_of
 from fluvial.metrics.extract import Extractor, extract
 from fluvial.metrics.frechet import frechet_distance
 from fluvial.metrics.mmd import kid, median_distance, mmd
@@ -34,10 +35,8 @@ from fluvial.metrics.pretrained import EfficientNetLite
 from fluvial.metrics.sliced import sliced_wasserstein
 from fluvial.metrics.wasserstein import LIMIT, wasserstein
 
-Source: TypeAlias = str | os.PathLike[str] | Tensor | np.ndarray | DataSet
+Source: TypeAlias = str | os.PathLike[str] | Tensor | np.ndarray | DataSet | Sequence[str]
 
-FEWEST = 16
-"""Rows of a side, at least."""
 COMPONENTS = 64
 """Principal components of pixels, at most, and at most a quarter of the rows."""
 LARGE = 64
@@ -97,75 +96,6 @@ IMAGES = ("frechet", "kid", "precision", "recall", "density", "coverage")
 ROWS = ("sliced", "energy", "mmd", "precision", "recall", "classifier")
 
 
-@dataclass(frozen=True)
-class Measured:
-    """A metric of the samples, and of as many real rows in their place.
-
-    Args:
-        name: in `METRICS`.
-        value: of samples against the reference, with its interval.
-        floor: of other real rows against the same reference.
-    """
-
-    name: str
-    value: Interval
-    floor: Interval
-
-
-@dataclass(frozen=True)
-class Evaluation:
-    """What `evaluate` found; as text, a table.
-
-    Args:
-        kind: of the data: "images", "arrays" or "table".
-        rows: n, of samples, of the reference, and of the floor.
-        features: in what the metrics were taken, in words.
-        level: nominal coverage of the intervals.
-        measured: one for each metric.
-        notes: what a reader has to know.
-    """
-
-    kind: str
-    rows: int
-    features: str
-    level: float
-    measured: tuple[Measured, ...]
-    notes: tuple[str, ...]
-
-    def __str__(self) -> str:
-        interval = f"{100 * self.level:g} % interval"
-        table = [("metric", "samples", interval, "floor", interval, "better")]
-        for m in self.measured:
-            metric = METRICS[m.name]
-            table.append((metric.title, *_cells(m.value), *_cells(m.floor), metric.better))
-        widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-        lines = []
-        for row in table:
-            numbers = [cell.rjust(w) for cell, w in zip(row[1:-1], widths[1:-1], strict=True)]
-            lines.append("  ".join([row[0].ljust(widths[0]), *numbers, row[-1]]))
-        floor = f"floor: {self.rows:,} other real rows in place of the samples"
-        return "\n".join([*lines, "", floor, f"features: {self.features}", *self.notes])
-
-    def as_json(self) -> dict[str, Any]:
-        """The fields, as JSON holds them."""
-        return {
-            "kind": self.kind,
-            "rows": self.rows,
-            "features": self.features,
-            "level": self.level,
-            "metrics": {
-                m.name: {
-                    "title": METRICS[m.name].title,
-                    "better": METRICS[m.name].better,
-                    "value": m.value._asdict(),
-                    "floor": m.floor._asdict(),
-                }
-                for m in self.measured
-            },
-            "notes": list(self.notes),
-        }
-
-
 def evaluate(
     samples: Source,
     against: Source,
@@ -176,6 +106,7 @@ def evaluate(
     size: int | tuple[int, int] | None = None,
     channels: int | None = None,
     label: str | None = None,
+    normalise: Normalise | None = None,
     level: float = 0.95,
     resamples: int = 100,
     seed: int = 0,
@@ -195,13 +126,19 @@ def evaluate(
     are fitted to the reference and see colour and rough shape; for photographs name an extractor.
     Arrays and tables are scaled by the mean and deviation of the data's columns.
 
+    Texts are measured in characters, whatever the tokenizer was. The data are cut into rows as long
+    as the samples mostly are, and longer samples are cut too. Their bits a character are those
+    under an `NGram` of all the data but the floor; 5-grams know spelling and little more.
+
     Args:
         samples: a path that `fluvial.data.read` takes, or rows: uint8 (N, 1 or 3, H, W) for images,
-            other real numbers for arrays. One picture of many samples is refused.
-        against: real data, in the same way.
-        metrics: names in `METRICS`. If None, of images the Fréchet distance, KID, precision,
-            recall, density and coverage; of arrays and tables the sliced Wasserstein and energy
-            distances, MMD, precision, recall and the accuracy of a classifier.
+            other real numbers for arrays. One picture of many samples is refused. Of texts the
+            .txt or .jsonl file that `fluvial sample` writes, or a list of them.
+        against: real data, in the same way; of texts what `fluvial.data.read_text` takes.
+        metrics: names in `METRICS`, or of texts in `TEXTS`. If None, of images the Fréchet
+            distance, KID, precision, recall, density and coverage; of arrays and tables the sliced
+            Wasserstein and energy distances, MMD, precision, recall and the accuracy of a
+            classifier; of texts all of `TEXTS`.
         features: of images "pixels" or "efficientnet-lite0", which needs the extra "features"; of
             anything a function of a batch that gives (batch, D), such as ``network.features``. It
             sees what a model sees: images in [-1, 1], other numbers standardised.
@@ -209,6 +146,7 @@ def evaluate(
         size, channels: what images are brought to, as `fluvial.data.read` does.
         label: where labels are, as for `fluvial.data.read`, in both or in the one that has them;
             they are not used.
+        normalise: what is done to the samples and the data first, of texts; see `read_text`.
         level: nominal coverage of the intervals.
         resamples: for each interval.
         seed: of the rows, the resampling and the directions.
@@ -231,12 +169,41 @@ def evaluate(
     metrics = [metrics] if isinstance(metrics, str) else metrics
     if metrics is not None and not metrics:
         raise ValueError("metrics must name at least one, or be None for those that fit")
+    text = is_text(samples, "samples")
+    known = list(TEXTS if text else METRICS)
     for name in metrics or ():
-        if name not in METRICS:
-            raise ValueError(f"metrics: there is no {name!r}; {choices(name, list(METRICS))}")
+        if name not in known:
+            of = " of texts" if text else ""
+            raise ValueError(f"metrics: there is no {name!r}{of}; {choices(name, known)}")
     if rows is not None and rows < FEWEST:
         raise ValueError(f"rows must be at least {FEWEST}, got {rows}")
     check_resampling(resamples, level, seed)
+    if text:
+        for name, value in (
+            ("features", features),
+            ("size", size),
+            ("channels", channels),
+            ("label", label),
+        ):
+            if value is not None:
+                raise ValueError(f"{name} is not of texts, got {value!r}")
+        return evaluate_texts(
+            samples,
+            against,
+            list(dict.fromkeys(metrics or TEXTS)),
+            rows,
+            normalise or "none",
+            cache,
+            progress,
+            {"level": level, "resamples": resamples, "seed": seed},
+        )
+    if normalise is not None:
+        raise ValueError(f"normalise is of texts, got {normalise!r}, and samples are none")
+    if is_text(against, "against"):
+        raise ValueError(
+            "against is text and samples are none: give those that fluvial sample wrote as .jsonl "
+            "or .txt"
+        )
     reading = {"size": size, "channels": channels, "cache": cache, "progress": progress}
     drawn, real = _read_both({"samples": samples, "against": against}, label, reading)
     drawn_x = _matched(drawn, real)
@@ -247,8 +214,8 @@ def evaluate(
             f"samples must have at least {FEWEST} rows, and against {2 * FEWEST} (half of them are "
             f"the floor), got {len(drawn_x)} and {len(real)}"
         )
-    chosen = _order(len(drawn_x), seed, "samples")[:count]
-    order = _order(len(real), seed, "against")
+    chosen = order_of(len(drawn_x), seed, "samples")[:count]
+    order = order_of(len(real), seed, "against")
     parts = [drawn_x[chosen], real.x[order[:count]], real.x[order[count : 2 * count]]]
     notes = [
         f"{count:,} of {len(drawn_x):,} samples and 2 x {count:,} of {len(real):,} real rows used"
@@ -274,7 +241,7 @@ def evaluate(
             _interval(name, z, reference, bandwidth, memory, level, resamples, seed)
             for z in (x, floor)
         ]
-        measured.append(Measured(name, *intervals))
+        measured.append(Measured(name, METRICS[name].title, METRICS[name].better, *intervals))
     return Evaluation(real.format.kind, count, words, level, tuple(measured), tuple(notes))
 
 
@@ -295,8 +262,7 @@ def _interval(
     metric = METRICS[name]
     statistic = partial(_call, metric.measure, bandwidth, memory)
     found = bootstrap_interval(statistic, x, reference, method="half", **settings)
-    least, most = metric.span
-    return Interval(found.estimate, max(found.low, least), min(found.high, most))
+    return cut(found, metric.span)
 
 
 def _call(
@@ -410,18 +376,9 @@ def _described(data: DataSet) -> str:
     return f"{what} of shape {' x '.join(map(str, data.format.shape))}"
 
 
-def _order(count: int, seed: int, tag: str) -> Tensor:
-    return KeyedNoise(seed).uniform(torch.empty(count, dtype=torch.float64), tag=tag).argsort()
-
-
 def _same(samples: Any, against: Any, chosen: Tensor, real: DataSet) -> list[str]:
     """Is it one file twice, or are samples rows of the data?"""
-    paths = [Path(s) for s in (samples, against) if isinstance(s, (str, os.PathLike))]
-    one = len(paths) == 2 and (
-        os.fspath(samples) == os.fspath(against)
-        or (all(path.exists() for path in paths) and paths[0].samefile(paths[1]))
-    )
-    if one or samples is against:
+    if one_source(samples, against):
         return ["SAMPLES AND DATA ARE THE SAME: these values say nothing about a model"]
     known = set(_digests(real.x, real))
     copies = sum(digest in known for digest in _digests(chosen, real))
@@ -477,8 +434,3 @@ def _features(
     if max(real.format.shape[1:]) > LARGE:
         words += "; for images of this size give features, such as efficientnet-lite0"
     return [(part - mean) @ axes for part in flat], words
-
-
-def _cells(interval: Interval) -> tuple[str, str]:
-    value, low, high = (f"{number:.4g}" for number in interval)
-    return value, f"[{low}, {high}]"

@@ -187,6 +187,45 @@ def unigram_entropy(x: Tensor, classes: int) -> float:
     return float(-torch.special.xlogy(p, p).sum() / math.log(2))
 
 
+def ngram_divergence(x: Tensor, y: Tensor, classes: int, n: int = 3) -> float:
+    """The Jensen-Shannon divergence of the frequencies of n-grams, in bits, 0 to 1.
+
+        (KL(p || m) + KL(q || m)) / 2,    m = (p + q) / 2,
+
+    p and q those of all n-grams of the rows of ``x`` and of ``y``. It falls with the number of
+    tokens: compare as many.
+
+    Args:
+        x: (rows, length) int64 tokens.
+        y: in the same way.
+        classes: V; tokens are 0 .. V - 1.
+        n: tokens of an n-gram.
+
+    Raises:
+        TypeError, ValueError: no tokens 0 .. classes - 1; rows shorter than ``n``, or none;
+            V^n >= 2^63.
+    """
+    if n < 1 or classes < 1 or n * math.log2(max(classes, 2)) >= 63:
+        raise ValueError(f"need n >= 1 and classes**n < 2**63, got n={n} and classes={classes}")
+    codes = []
+    for name, rows in (("x", x), ("y", y)):
+        check_tokens(rows, classes, None, name=name)
+        if not len(rows) or rows.shape[1] < n:
+            raise ValueError(
+                f"{name} must be rows of n={n} tokens or more, got {tuple(rows.shape)}"
+            )
+        codes.append(_codes(rows, classes, n).flatten())
+    _, where = torch.cat(codes).unique(return_inverse=True)
+    kinds = int(where.max()) + 1
+    p, q = (
+        torch.bincount(part, minlength=kinds).double() / len(part)
+        for part in where.split([len(part) for part in codes])
+    )
+    middle = ((p + q) / 2).log()
+    both = sum((torch.special.xlogy(r, r) - r * middle).sum() for r in (p, q))
+    return float(both) / (2 * math.log(2))
+
+
 def distinct(x: Tensor, n: int) -> float:
     """Distinct-n: different n-grams of the rows over all n-grams of the rows.
 

@@ -18,6 +18,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from tqdm import tqdm
 
+from fluvial.core.arguments import whole_number
 from fluvial.core.gaussian.linear import LinearClock
 from fluvial.core.protocols import (
     Noise,
@@ -361,10 +362,12 @@ class CriticallyDampedLangevin(Objective):
             **cond: further inputs of the network, numbers or (num, ...): ``label`` for instance.
 
         Raises:
+            TypeError: a number that has to be whole is not.
             ValueError: the event's shape is not known yet, ``num`` is negative, ``batch_size`` not
                 positive, the grid does not fall from 1, ``denoise`` where it ends at 0, ``x1`` or a
                 condition has another shape, ``x1`` is not finite.
         """
+        num, batch_size = whole_number("num", num), whole_number("batch_size", batch_size)
         if num < 0 or batch_size < 1:
             raise ValueError(f"need num >= 0 and batch_size >= 1, got {num} and {batch_size}")
         if self.shape is None:

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from tqdm import tqdm
 
+from fluvial.core.arguments import whole_number
 from fluvial.core.gaussian.fields import combine, predicted, scalars
 from fluvial.core.gaussian.paths import AlphaSigmaPath
 from fluvial.core.gaussian.schedule import time_of
@@ -276,11 +277,13 @@ class WassersteinSampler:
             **cond: passed on to the field: numbers, or tensors with ``num`` rows.
 
         Raises:
+            TypeError: a number that has to be whole is not.
             ValueError: both or none of ``steps`` and ``pairs``; they are not as said; a negative
                 ``num``, a ``batch_size`` that is not positive; ``x1`` of another shape, or not
                 finite; ``brownian`` of another number of rows.
             FloatingPointError: a sample is not finite, since the field was not.
         """
+        num, batch_size = whole_number("num", num), whole_number("batch_size", batch_size)
         if num < 0 or batch_size < 1:
             raise ValueError(f"need num >= 0 and batch_size >= 1, got {num} and {batch_size}")
         if (steps is None) == (pairs is None):

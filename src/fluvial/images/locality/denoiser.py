@@ -16,6 +16,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from fluvial.adapters.tabulated import Tabulated
+from fluvial.core.arguments import whole_number
 from fluvial.core.gaussian.multistep import DDIM
 from fluvial.core.gaussian.paths import VE, AlphaSigmaPath, Linear, VPCosine, VPLinear, numbers
 from fluvial.core.protocols import Noise, Run, Sampler, Steering, left_broadcast
@@ -270,8 +271,12 @@ class Denoiser:
             progress: show a bar over batches.
 
         Raises:
+            TypeError: a number that has to be whole is not.
             ValueError: a count is not positive, ``grid`` does not fall, ``x1`` has another shape.
         """
+        num = whole_number("num", num)
+        steps = whole_number("steps", steps)
+        batch_size = whole_number("batch_size", batch_size)
         if num < 0 or min(steps, batch_size) < 1:
             raise ValueError(
                 f"need num >= 0, steps >= 1 and batch_size >= 1, got {num}, {steps}, {batch_size}"

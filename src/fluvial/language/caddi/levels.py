@@ -139,10 +139,10 @@ class IndependentLevels:
         """KL(q(x_{k-1} | x_0) || q(x_{k-1} | p)), nats a token, of independent clean predictions.
 
             absorbing:  -alpha ln p(x_0)
-            uniform:    sum_v q_v ln(q_v / (alpha p_v + (1 - alpha) / V)),
-                        q_v = alpha [v = x_0] + (1 - alpha) / V
+            uniform:    sum_v q_v ln(q_v / (alpha p_v + (1 - alpha) / V))
 
-        with alpha = alpha_{k-1}; where k = 1 both are -ln p(x_0).
+        with alpha = alpha_{k-1} and q_v = alpha [v = x_0] + (1 - alpha) / V; where k = 1 both are
+        -ln p(x_0).
 
         Args:
             log_p: (batch, *event, V) logarithms of clean probabilities at level k.

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from tqdm import tqdm
 
 from fluvial.adapters.transformers import CausalLanguageModel
+from fluvial.core.arguments import kind_of, whole_number
 from fluvial.core.categorical.bounds import Bound
 from fluvial.core.categorical.draws import check_tokens
 from fluvial.core.categorical.losses import negative_log
@@ -100,8 +101,10 @@ class CaDDi(Objective):
         format: how the user's text becomes tokens and back; saved with the model.
 
     Raises:
+        TypeError: a class in the place of a network, a number that is not whole, a ``format`` that
+            is none.
         ValueError: an argument out of range, or two that do not go together; a network with too few
-            symbols; a format of another length.
+            symbols; a format of another length, or of more tokens.
 
     Citation: Zhang, He et al., "Non-Markovian Discrete Diffusion with Causal Language Models",
     NeurIPS 2025, arXiv 2502.09767. Derived here, as the text of the paper was not at hand: the
@@ -134,6 +137,10 @@ class CaDDi(Objective):
         format: Format | None = None,
     ) -> None:
         super().__init__()
+        if not isinstance(network, nn.Module):
+            raise TypeError(f"network must be a module, got {kind_of(network)}")
+        length, steps = whole_number("length", length), whole_number("steps", steps)
+        keep = None if keep is None else whole_number("keep", keep)
         for name, value, choices in (
             ("variant", variant, ("block", "ar")),
             ("kept", kept, ("last", "spread")),
@@ -155,9 +162,17 @@ class CaDDi(Objective):
                 f"drop must lie in [0, 1), and a network with num_classes is needed for it, got "
                 f"{drop} and num_classes={getattr(network, 'num_classes', 0)}"
             )
+        if format is not None and not isinstance(format, Format):
+            raise TypeError(f"format must be a Format, as data.format, got {kind_of(format)}")
         if format is not None and tuple(format.shape) != (length,):
             raise ValueError(
                 f"format is of rows of shape {tuple(format.shape)}, the model of ({length},)"
+            )
+        pretrained = isinstance(network, CausalLanguageModel)  # whose tokenizer may hold more
+        made = None if format is None or pretrained else format.tokenizer
+        if made is not None and made.size > classes:
+            raise ValueError(
+                f"classes must be at least {made.size}, the tokens of format, got {classes}"
             )
         self.levels = IndependentLevels(classes, steps=steps, source=source, alphas=alphas)
         self.network: Any = network  # nn.Module says too little of its attributes
@@ -376,6 +391,8 @@ class CaDDi(Objective):
             `fluvial.training.loop.train`.
         """
         data = self._data(x, label)
+        if validation is not None and not (isinstance(validation, tuple) and len(validation) == 2):
+            raise TypeError(f"validation must be (x, label or None), got {kind_of(validation)}")
         held = None if validation is None else self._data(*validation)
         config = {"network": _describe(self.network), **self._options()}
         if self.format is not None:
@@ -394,6 +411,8 @@ class CaDDi(Objective):
         return self.eval()
 
     def _data(self, x: Tensor, label: Tensor | None) -> dict[str, Tensor]:
+        if not isinstance(x, Tensor):
+            raise TypeError(f"x0 must be int64 tokens, as the x of a DataSet, got {kind_of(x)}")
         self._check(_wide(x[:1]))
         size = max(1, BLOCK // self.length)
         for start in range(0, len(x), size):  # tokens may be more than the memory holds
@@ -511,6 +530,8 @@ class CaDDi(Objective):
         """
         x0 = _wide(x0)
         self._check(x0)
+        _check_noise(noise)
+        batch_size = whole_number("batch_size", batch_size)
         if batch_size < 1:
             raise ValueError(f"batch_size must be at least 1, got {batch_size}")
         label = None if label is None else self._check_label(label, len(x0))
@@ -594,9 +615,20 @@ class CaDDi(Objective):
 
         Raises:
             ValueError: a number out of range, something given row by row in another number, a label
-                where the network has none, guidance without a label.
-            TypeError: ``known`` is not int64, ``keep_known`` not bool.
+                where the network has none, guidance without a label; what ``disturb`` returns is no
+                level.
+            TypeError: ``known`` is not int64, ``keep_known`` not bool; a number is none; ``noise``
+                is not keyed.
         """
+        num, batch_size = whole_number("num", num), whole_number("batch_size", batch_size)
+        for name, value in (
+            ("temperature", temperature),
+            ("top_p", top_p),
+            ("guidance", guidance),
+        ):
+            if not isinstance(value, int | float):
+                raise TypeError(f"{name} must be a number, got {value!r}")
+        _check_noise(noise)
         if num < 0 or batch_size < 1:
             raise ValueError(f"need num >= 0 and batch_size >= 1, got {num} and {batch_size}")
         if not 0 <= temperature < float("inf") or not 0 < top_p <= 1:
@@ -660,6 +692,9 @@ class CaDDi(Objective):
             if where is not None:
                 raise ValueError("keep_known says which of known are given, and known is None")
             return None
+        for name, tensor in (("known", known), ("keep_known", where)):
+            if tensor is not None and not isinstance(tensor, Tensor):
+                raise TypeError(f"{name} must be a tensor, got {kind_of(tensor)}")
         where = torch.ones_like(known, dtype=torch.bool) if where is None else where
         if known.dtype != torch.int64 or where.dtype != torch.bool:
             raise TypeError(
@@ -743,6 +778,11 @@ class CaDDi(Objective):
         model = cls(network, format=data and Format.from_json(data), **header["options"]).eval()
         model.use = read_use(path)
         return model
+
+
+def _check_noise(noise: Any) -> None:
+    if isinstance(noise, type) or not callable(getattr(noise, "rows", None)):
+        raise TypeError(f"noise must be keyed, as KeyedNoise(0), got {kind_of(noise)}")
 
 
 def _wide(x: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ from fluvial.core.noise import KeyedNoise
 from fluvial.data.dataset import HELD_OUT, DataSet
 from fluvial.data.format import Format
 from fluvial.data.text import read_text
-from fluvial.data.tokenizer import Tokenizer
+from fluvial.data.tokenizer import Normalise, Tokenizer
 from fluvial.data.write import text_picture, write_texts
 from fluvial.language.caddi.model import SYSTEM, CaDDi
 from fluvial.networks import CausalTransformer
@@ -186,22 +186,20 @@ class Recipe:
             As `fluvial.data.read_text`, `fluvial.data.DataSet.hold_out`, `CaDDi` and, for a
             pretrained model, `fluvial.adapters.transformers.from_pretrained_causal`.
         """
-        tokenizer: str | Tokenizer = self.tokenizer or self.pretrained or "characters"
+        tokenizer: str | Tokenizer = self.tokenizer or "characters"
+        if self.tokenizer is None and self.pretrained is not None:
+            tokenizer = _tokenizer_of(self.pretrained, self.normalise)
         if tokenizer == "characters" and self.held_out is not None:
             # those of the text that is held out are in the alphabet too
-            both = [Path(source), Path(self.held_out)]
-            known = [self._read(place, "characters", progress).format.tokenizer for place in both]
-            alphabet = sorted(set("".join(cast(Tokenizer, one).alphabet for one in known)))
-            tokenizer = Tokenizer("".join(alphabet), normalise=self.normalise)
+            known = [self._read(source, tokenizer, progress), self._read_held(tokenizer, progress)]
+            both = (cast(Tokenizer, one.format.tokenizer).alphabet for one in known)
+            tokenizer = Tokenizer("".join(sorted(set("".join(both)))), normalise=self.normalise)
         data = self._read(source, tokenizer, progress)
         if self.held_out is None:
             train, held = data.hold_out(self.validation, seed=self.seed)
         else:
             train = data
-            try:
-                held = self._read(self.held_out, cast(Tokenizer, data.format.tokenizer), progress)
-            except (ValueError, FileNotFoundError) as error:
-                raise type(error)(f"held_out: {error}") from error
+            held = self._read_held(cast(Tokenizer, data.format.tokenizer), progress)
             if len(held) > HELD_OUT:
                 held = replace(held, x=held.x[torch.linspace(0, len(held) - 1, HELD_OUT).long()])
         training = self.training
@@ -234,6 +232,12 @@ class Recipe:
             column=self.column,
             progress=progress,
         )
+
+    def _read_held(self, tokenizer: str | Tokenizer, progress: bool) -> DataSet:
+        try:
+            return self._read(cast(str, self.held_out), tokenizer, progress)
+        except (ValueError, FileNotFoundError) as error:
+            raise type(error)(f"held_out: {error}") from error
 
     def _model(self, format: Format) -> CaDDi:
         seen = self.context if 0 < self.context < self.levels else None
@@ -354,6 +358,16 @@ class Job:
             return cast(Tensor, self.model.sample(len(rows), noise=PREVIEW.rows(rows)))
 
         return sample_across(draw, num).cpu()
+
+
+def _tokenizer_of(place: str, how: Normalise) -> Tokenizer:
+    """That of a pretrained model."""
+    try:
+        return Tokenizer.load(place, normalise=how)
+    except (ValueError, FileNotFoundError) as error:
+        reason, *_ = str(error).removeprefix("tokenizer: ").split("; it is characters")
+        reason = reason.replace("none can be", "no tokenizer can be", 1)
+        raise type(error)(f"pretrained: {reason}") from error
 
 
 def _pretrained(place: str) -> nn.Module:

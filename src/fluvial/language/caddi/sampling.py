@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 import torch
 from torch import Tensor
 
-from fluvial.core.categorical.draws import draw_classes, uniform
+from fluvial.core.categorical.draws import check_tokens, draw_classes, uniform
 from fluvial.core.categorical.predictions import Tempered
 from fluvial.core.protocols import Noise
 from fluvial.language.caddi.context import Calls
@@ -168,7 +168,7 @@ def generate(
             x = process.path.draw_source(like, part, "source")
             if known is not None and process.alphas[k] > 0:
                 x = torch.where(known.where, process.renoise(known.tokens, k, part), x)
-        levels[:, k - 1] = x if disturb is None else disturb(x, k, part.at(0))
+        levels[:, k - 1] = x if disturb is None else _disturbed(disturb, x, k, part, process.states)
         u = uniform(like, part, "guess")
         if decoder is not None:
             v = uniform(like, part, "accept") if rule == "ratio" else None
@@ -182,6 +182,15 @@ def generate(
             guess = guess if known is None else known.put(guess)
         guesses[:, k - 1] = guess
     return Trace(levels, guesses, passes)
+
+
+def _disturbed(disturb: Disturb, x: Tensor, k: int, noise: Noise, states: int) -> Tensor:
+    """What stands for the level x_k; one row or number for all would be copied without a word."""
+    found = disturb(x, k, noise.at(0))
+    check_tokens(found, states, None, name="what disturb returns")
+    if found.shape != x.shape:
+        raise ValueError(f"disturb must return {tuple(x.shape)}, got {tuple(found.shape)}")
+    return found
 
 
 class Decoder:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
+from fluvial.core.arguments import whole_number
 from fluvial.core.gaussian.losses import Matching
 from fluvial.core.gaussian.ode import Euler
 from fluvial.core.gaussian.paths import Linear
@@ -314,6 +315,9 @@ def sample_under(
     Raises:
         ValueError, TypeError: as there.
     """
+    num = whole_number("num", num)
+    steps = whole_number("steps", steps)
+    batch_size = whole_number("batch_size", batch_size)
     if num < 1 or steps < 1 or batch_size < 1:
         raise ValueError(
             f"need num, steps and batch_size of at least 1, got {num}, {steps} and {batch_size}"

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from tqdm import tqdm
 
+from fluvial.core.arguments import whole_number
 from fluvial.core.gaussian.losses import Matching
 from fluvial.core.gaussian.ode import Midpoint
 from fluvial.core.gaussian.paths import Linear
@@ -458,8 +459,10 @@ class RestorationFlow(Objective):
             (num, *shape) in [-1, 1], for ``format.decode``.
 
         Raises:
+            TypeError: a number that has to be whole is not.
             ValueError: there are no examples: nothing was calibrated; and as `restore`.
         """
+        num, batch_size = whole_number("num", num), whole_number("batch_size", batch_size)
         if num < 0 or batch_size < 1:
             raise ValueError(f"need num >= 0 and batch_size >= 1, got {num} and {batch_size}")
         if self.examples is None or self.shape is None:
