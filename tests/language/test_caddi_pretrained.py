@@ -113,6 +113,7 @@ def test_cache_and_masks(family: str) -> None:
         assert torch.equal(x, parts)
         if model.variant == "ar":
             assert torch.equal(x, model.sample(5, noise=NOISE, speculative="off"))
+            assert torch.equal(x, model.sample(5, noise=NOISE, speculative="jacobi"))
 
 
 def test_levels_turn_half_of_the_pairs() -> None:

@@ -27,6 +27,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fluvial.core.arguments import kind_of
 from fluvial.core.protocols import Noise
 
 Words: TypeAlias = Any  # an int, an int64 array or an int64 tensor of 32-bit words
@@ -303,8 +304,8 @@ class KeyedNoise:
             ValueError: ``ids`` is not (batch,).
             IndexError: this noise has its rows set already, and fewer than ``ids`` asks for.
         """
-        if ids.dtype != torch.int64:
-            raise TypeError(f"ids must be int64, got {ids.dtype}")
+        if not isinstance(ids, Tensor) or ids.dtype != torch.int64:
+            raise TypeError(f"ids must be int64, got {getattr(ids, 'dtype', kind_of(ids))}")
         if ids.ndim != 1:
             raise ValueError(f"ids must have shape (batch,), got {tuple(ids.shape)}")
         return replace(self, ids=ids if self.ids is None else self.ids[ids.to(self.ids.device)])

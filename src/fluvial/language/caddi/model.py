@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, Self, cast
+from typing import Any, Literal, Self, cast, get_args
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -604,7 +604,9 @@ class CaDDi(Objective):
             label: one class for all, by number or by the name it has in the format, or (num,).
             guidance: the scale of p ∝ p_none^(1 - scale) p_label^scale; needs a ``label``.
             speculative: how "ar" uses the guess of the level before as draft, which saves calls of
-                the network: "match" draws as if there were none, and gives what "off" gives;
+                the network: "match" draws as if there were none, and gives what "off" gives, as
+                does "jacobi", which draws all tokens at once, again and again, until none changes:
+                fewer calls of more tokens each (Song et al., ICML 2021);
                 "greedy" takes the likeliest tokens, as temperature 0; "ratio" is the rule of
                 speculative decoding, which is not exact here; see `sampling.verify`.
             disturb: ``disturb(x, k, noise)`` returns what stands for the level x_k (batch, L) that
@@ -635,9 +637,9 @@ class CaDDi(Objective):
             raise ValueError(
                 f"need temperature >= 0 and 0 < top_p <= 1, got {temperature} and {top_p}"
             )
-        if speculative not in ("match", "greedy", "ratio", "off"):
+        if speculative not in get_args(Rule):
             raise ValueError(
-                f"speculative must be match, greedy, ratio or off, got {speculative!r}"
+                f"speculative must be match, jacobi, greedy, ratio or off, got {speculative!r}"
             )
         if not abs(guidance) < float("inf") or (guidance != 1 and label is None):
             raise ValueError(f"guidance needs a label, and a finite scale, got {guidance}")

@@ -1,7 +1,7 @@
 """The reverse process of CaDDi: guess the clean tokens, noise the guess to the next level, append.
 
 Guesses of CaDDi-AR are decoded from left to right, with the guess of the level before as draft
-(semi-speculative decoding).
+(semi-speculative decoding), or all tokens at once until none changes (Jacobi decoding).
 """
 
 from __future__ import annotations
@@ -18,11 +18,12 @@ from fluvial.core.categorical.draws import check_tokens, draw_classes, uniform
 from fluvial.core.categorical.predictions import Tempered
 from fluvial.core.protocols import Noise
 from fluvial.language.caddi.context import Calls
+from fluvial.networks.causal import cut
 
 if TYPE_CHECKING:
     from fluvial.language.caddi.model import CaDDi
 
-Rule: TypeAlias = Literal["match", "greedy", "ratio", "off"]
+Rule: TypeAlias = Literal["match", "jacobi", "greedy", "ratio", "off"]
 Disturb: TypeAlias = Callable[[Tensor, int, Noise], Tensor]
 
 
@@ -194,7 +195,7 @@ def _disturbed(disturb: Disturb, x: Tensor, k: int, noise: Noise, states: int) -
 
 
 class Decoder:
-    """Guesses from left to right, with the last guess as draft.
+    """Guesses from left to right, with the last guess as draft; of "jacobi" see `_at_once`.
 
     One call verifies the draft. Of each row the tokens before the first that is refused stay, that
     one is corrected, and those after it are decoded one a call. Rows go on from where they are:
@@ -211,6 +212,8 @@ class Decoder:
         self, levels: Tensor, k: int, u: Tensor, v: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         """(guess (batch, L), calls of each row)."""
+        if self.rule == "jacobi":
+            return self._at_once(levels, k, u)
         calls, choice, known = self.calls, self.choice, self.known
         batch, length = u.shape
         trusted = self.draft is not None and self.rule != "off"
@@ -244,6 +247,48 @@ class Decoder:
             x, law = self._rest(x, first, order.to(x.device), counts, u, tail.shape[1], law)
         self.draft, self.law = x, law
         return x, left.to(x.device) + 1
+
+    def _at_once(self, levels: Tensor, k: int, u: Tensor) -> tuple[Tensor, Tensor]:
+        """The fixed point of y_i = F^-1(u_i; p(. | y_<i)), F the distribution function: all tokens
+        from those that stand, and again with the same uniforms, until none changes.
+
+        Up to the first token that changes, and with it, a row is what decoding one by one draws, so
+        that a call settles a token or more. What follows changes as little as p does with the token
+        before it. Which rows go on is asked after every call.
+        """
+        calls, choice, known = self.calls, self.choice, self.known
+        batch, length = u.shape
+        x = torch.zeros_like(levels[:, 0]) if self.draft is None else self.draft.clone()
+        x = x if known is None else known.put(x)
+        p = choice.law(calls.tail(levels, k, x[:, :-1], at=0))
+        kept, label = cut(calls.cache, calls.prompt), calls.label
+        passes = torch.ones(batch, dtype=torch.int64, device=x.device)
+        rows, begin = torch.arange(batch, device=x.device), 0  # tokens before begin are settled
+        while True:
+            before = x[rows, begin:]
+            drawn = choice.draw(p, u[rows, begin:])
+            if known is not None:
+                drawn = torch.where(known.where[rows, begin:], known.tokens[rows, begin:], drawn)
+            x[rows, begin:] = drawn
+            changed = torch.cat(
+                [drawn != before, torch.ones_like(drawn[:, :1], dtype=torch.bool)], 1
+            )
+            first = begin + changed.to(torch.uint8).argmax(1)
+            stays = (first < length - 1).nonzero().squeeze(1)
+            if not len(stays):
+                break
+            rows, least = rows[stays], int(first[stays].min())
+            calls.cache = cut(calls.cache, calls.prompt + least)
+            if len(stays) < len(drawn):
+                calls.take(stays)
+            place = torch.arange(least, length - 1, device=x.device)
+            offset = 1 if calls.model.plain else 0
+            p = choice.law(calls(x[rows, least:-1], torch.zeros_like(place), place + offset))
+            passes[rows] += 1
+            begin = least + 1
+        calls.cache, calls.label = kept, label
+        self.draft = x
+        return x, passes
 
     def _rest(
         self,
