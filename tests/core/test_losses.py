@@ -11,13 +11,14 @@ from scipy import stats
 from torch import Tensor, nn
 
 from fluvial.core.gaussian.fields import KINDS, convert, ends, express
+from fluvial.core.gaussian.levels import LogNormalSigma
 from fluvial.core.gaussian.losses import EDM, SNR, Matching, MinSNR, TruncatedSNR
 from fluvial.core.gaussian.ode import Euler, Heun
 from fluvial.core.gaussian.paths import VE, AlphaSigmaPath, Linear, VPCosine, VPLinear
 from fluvial.core.gaussian.precondition import EDMPreconditioned
 from fluvial.core.noise import KeyedNoise
 from fluvial.core.simulate import Ancestral, simulate
-from fluvial.core.time import LogNormalSigma, Stratified, Uniform, uniform_grid
+from fluvial.core.time import Stratified, Uniform, uniform_grid
 
 from .toys import ALARM, BlockGaussian, VectorGaussian
 

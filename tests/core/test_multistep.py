@@ -11,10 +11,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from fluvial.core.gaussian.levels import time_of
 from fluvial.core.gaussian.multistep import DDIM, DPMSolver, UniPC
 from fluvial.core.gaussian.ode import Heun
 from fluvial.core.gaussian.paths import VE, AlphaSigmaPath, Linear, VPCosine, VPLinear
-from fluvial.core.gaussian.schedule import time_of
 from fluvial.core.noise import KeyedNoise
 from fluvial.core.protocols import Run, Steering
 from fluvial.core.simulate import Ancestral, simulate

@@ -10,16 +10,15 @@ import torch
 from scipy import stats
 from torch import Tensor
 
+from fluvial.core.gaussian.levels import LogNormalSigma, time_of_level
 from fluvial.core.gaussian.paths import VE, AlphaSigmaPath, Linear, VPCosine, VPLinear
 from fluvial.core.noise import KeyedNoise
 from fluvial.core.time import (
     LogitNormal,
-    LogNormalSigma,
     Stratified,
     Uniform,
     check_pairs,
     grid_pairs,
-    time_of_level,
     uniform_grid,
 )
 

@@ -21,8 +21,8 @@ import torch
 from torch import Tensor, nn
 
 from fluvial.adapters.tabulated import Tabulated
+from fluvial.core.gaussian.levels import time_of
 from fluvial.core.gaussian.paths import AlphaSigmaPath, Linear
-from fluvial.core.gaussian.schedule import time_of
 from fluvial.core.protocols import Run, Steering, class_per_row, left_broadcast
 from fluvial.core.time import grid_pairs
 

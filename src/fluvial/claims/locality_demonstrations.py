@@ -21,8 +21,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from fluvial.core.gaussian.fields import convert
+from fluvial.core.gaussian.levels import time_of
 from fluvial.core.gaussian.losses import Matching
-from fluvial.core.gaussian.schedule import time_of
 from fluvial.core.noise import KeyedNoise
 from fluvial.core.protocols import Field
 from fluvial.core.time import Uniform

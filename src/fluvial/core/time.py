@@ -20,7 +20,7 @@ from fluvial.core.noise import KeyedNoise
 from fluvial.core.protocols import Noise
 
 if TYPE_CHECKING:
-    from fluvial.core.gaussian.paths import AlphaSigmaPath
+    pass
 
 
 class Times(Protocol):
@@ -82,44 +82,6 @@ class LogitNormal:
 
 
 @dataclass(frozen=True)
-class LogNormalSigma:
-    """log(sigma / alpha) ~ N(mean, std^2): the law of EDM (Karras et al., NeurIPS 2022).
-
-    ``sigma / alpha`` is the noise level of x_t / alpha, which EDM calls sigma. A draw beyond the
-    level at which the path ends is put there, at t = 1. On the linear path this is LogitNormal.
-
-    Args:
-        path: whose levels are meant.
-        mean, std: P_mean and P_std, by default those for images of standard deviation 0.5.
-
-    Raises:
-        ValueError: ``mean`` or ``std`` is not finite, or ``std`` not positive.
-    """
-
-    path: AlphaSigmaPath
-    mean: float = -1.2
-    std: float = 1.2
-
-    def __post_init__(self) -> None:
-        if not (math.isfinite(self.mean) and 0 < self.std < math.inf):
-            raise ValueError(
-                f"mean must be finite and std positive and finite, got {self.mean} and {self.std}"
-            )
-
-    def __call__(self, like: Tensor, noise: Noise, tag: str = "time") -> Tensor:
-        """(batch,) times in the dtype and on the device of ``like``."""
-        return self._time(noise.normal(like.new_empty(like.shape[:1]), tag))
-
-    def quantile(self, u: Tensor) -> Tensor:
-        return self._time(torch.special.ndtri(u))
-
-    def _time(self, normal: Tensor) -> Tensor:
-        from fluvial.core.gaussian.schedule import time_of  # which imports grids from here
-
-        return time_of(self.path, torch.exp(self.std * normal + self.mean)).to(normal.dtype)
-
-
-@dataclass(frozen=True)
 class Stratified:
     """Times of a law, spread evenly over a batch: t_i = quantile((u + i phi) mod 1).
 
@@ -151,24 +113,6 @@ class Stratified:
         u = (first.to(ids.device) + ids.double() * golden) % 1
         t = self.law.quantile(u.to(like.device, non_blocking=True))
         return t.to(like.dtype)
-
-
-def time_of_level(path: AlphaSigmaPath, level: Tensor) -> Tensor:
-    """t with sigma(t) / alpha(t) = ``level``, elementwise; 1 where the path ends below it.
-
-    By bisection in float64: to 2^-60 absolutely, or to the last bit.
-
-    Args:
-        path: sigma / alpha rises with t, as it does on every path of scalars.
-        level: positive, any shape; the result has its shape, dtype and device.
-    """
-    target = level.double().atan()
-    low, high = torch.zeros_like(target), torch.ones_like(target)
-    for _ in range(60):
-        middle = (low + high) / 2
-        below = torch.atan2(path.sigma(middle), path.alpha(middle)) < target
-        low, high = torch.where(below, middle, low), torch.where(below, high, middle)
-    return high.to(level.dtype)
 
 
 def uniform_grid(steps: int, start: float = 1.0, end: float = 0.0) -> Tensor:

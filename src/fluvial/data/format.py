@@ -11,11 +11,10 @@ from typing import Any, Literal, TypeAlias, get_args
 import torch
 from torch import Tensor
 
-from fluvial.data.images import scaled, to_uint8
+from fluvial.data.images import Resize, scaled, to_uint8
 from fluvial.data.tokenizer import Tokenizer
 
 Kind: TypeAlias = Literal["images", "arrays", "table", "text"]
-Resize: TypeAlias = Literal["crop", "pad", "stretch"]
 
 _LISTED = 12
 """Names that an error lists; of more it gives the closest ones."""

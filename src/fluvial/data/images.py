@@ -11,7 +11,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import Any, Literal, TypeAlias, TypeVar
 
 import numpy as np
 import torch
@@ -21,10 +21,8 @@ from tqdm import tqdm
 
 from fluvial.data.store import Rows, digest, keep
 
-if TYPE_CHECKING:
-    from fluvial.data.format import Resize
-
 Source: TypeAlias = Path | BytesIO
+Resize: TypeAlias = Literal["crop", "pad", "stretch"]
 T = TypeVar("T")
 
 NAMED = 50

@@ -12,9 +12,8 @@ from fluvial.data.arrays import from_array, read_array
 from fluvial.data.dataset import DataSet
 from fluvial.data.digits import digits
 from fluvial.data.folder import read_folder
-from fluvial.data.format import Resize
 from fluvial.data.hub import read_hub
-from fluvial.data.images import Options
+from fluvial.data.images import Options, Resize
 from fluvial.data.store import Cache, cache_folder
 from fluvial.data.tables import SUFFIXES, read_table
 

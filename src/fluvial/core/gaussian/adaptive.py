@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from fluvial.core.gaussian.fields import Prediction, predict
+from fluvial.core.gaussian.levels import time_of
 from fluvial.core.gaussian.paths import AlphaSigmaPath
-from fluvial.core.gaussian.schedule import time_of
 from fluvial.core.protocols import Field, GaussianPath, batch_size
 
 METHODS = ("dopri5", "dopri8", "bosh3", "fehlberg2", "adaptive_heun")

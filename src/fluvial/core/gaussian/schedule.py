@@ -19,37 +19,11 @@ import torch
 from torch import Tensor
 
 from fluvial.core.gaussian.fields import ends, express, predict
-from fluvial.core.gaussian.paths import VE, AlphaSigmaPath, Linear, VPCosine, VPLinear
+from fluvial.core.gaussian.levels import time_of
+from fluvial.core.gaussian.paths import AlphaSigmaPath
 from fluvial.core.protocols import Field, left_broadcast
 from fluvial.core.scales import Scalar
-from fluvial.core.time import check_pairs, grid_pairs, time_of_level
-
-
-def time_of(path: AlphaSigmaPath, level: Tensor) -> Tensor:
-    """t with sigma(t) / alpha(t) = ``level``, elementwise; 1 where the path ends below it.
-
-    In closed form for the paths of `fluvial.core.gaussian.paths`, by bisection for others.
-    """
-    level = level.double()
-    kind = type(path)  # not isinstance: a subclass may have formulas of its own
-    if kind is Linear:
-        t = 1 / (1 + 1 / level)
-    elif kind is VPCosine:
-        t = level.atan() * (2 / math.pi)
-    elif isinstance(path, VE) and kind is VE:
-        growth = math.log(path.sigma_max / path.sigma_min)
-        t = torch.log1p((level / path.sigma_min).square()) / (2 * growth)
-    elif isinstance(path, VPLinear) and kind is VPLinear:
-        # -log alpha = log(1 + r^2) / 2 is a quadratic in t, solved without a difference
-        depth = 2 * torch.log1p(level.square())
-        slope = path.beta_max - path.beta_min
-        root = (path.beta_min**2 + slope * depth).sqrt()
-        t = torch.where(depth.isinf(), 1.0, depth / (path.beta_min + root))
-    else:
-        t = torch.where(level == 0, 0.0, time_of_level(path, level))
-        t = torch.where(level.isinf(), 1.0, t)
-    return t.clamp(max=1)
-
+from fluvial.core.time import check_pairs, grid_pairs
 
 # Grids
 

@@ -22,9 +22,9 @@ import torch
 from torch import Tensor
 
 from fluvial.core.gaussian.fields import combine, predicted, scalars
+from fluvial.core.gaussian.levels import time_of
 from fluvial.core.gaussian.linear import LinearSDE
 from fluvial.core.gaussian.paths import AlphaSigmaPath
-from fluvial.core.gaussian.schedule import time_of
 from fluvial.core.protocols import Run, Sampler
 from fluvial.core.scales import Scalar
 

@@ -13,8 +13,8 @@ import math
 import torch
 from torch import Tensor
 
+from fluvial.core.gaussian.levels import time_of
 from fluvial.core.gaussian.paths import AlphaSigmaPath, numbers
-from fluvial.core.gaussian.schedule import time_of
 from fluvial.core.time import grid_pairs
 
 

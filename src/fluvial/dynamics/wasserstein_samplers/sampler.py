@@ -17,8 +17,8 @@ from tqdm import tqdm
 
 from fluvial.core.arguments import whole_number
 from fluvial.core.gaussian.fields import combine, predicted, scalars
+from fluvial.core.gaussian.levels import time_of
 from fluvial.core.gaussian.paths import AlphaSigmaPath
-from fluvial.core.gaussian.schedule import time_of
 from fluvial.core.protocols import Field, Noise, Run, Steering, take
 from fluvial.core.scales import Scalar
 from fluvial.core.simulate import simulate
