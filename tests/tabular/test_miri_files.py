@@ -350,8 +350,13 @@ def test_a_run_that_was_stopped_goes_on_after_its_last_round(
     assert cli.main(["train", "--resume", str(out), "--quiet"]) == 2
     assert "the data or the settings have changed since" in capsys.readouterr().err
     path.write_text(before)
+    second = out / "checkpoints" / "round-2.safetensors"
+    second.write_bytes(second.read_bytes()[:-9])
+    assert cli.main(["train", "--resume", str(out), "--quiet"]) == 2
+    assert "delete it, and the rounds from this one on are trained" in capsys.readouterr().err
+    second.unlink()
     assert cli.main(["train", "--resume", str(out), "--quiet"]) == 0
-    assert len(calls) == 4  # the third round alone was trained
+    assert len(calls) == 5  # the last two rounds alone were trained
     assert (out / "t.filled.csv").read_bytes() == (whole / "t.filled.csv").read_bytes()
     assert (out / "report.md").read_text() == (whole / "report.md").read_text()
     assert not (out / "checkpoints").exists()

@@ -18,7 +18,7 @@ import numpy as np
 from torch import Tensor, nn
 
 from fluvial.tabular.miri.rounds import Round
-from fluvial.training.files import load_model, save_model
+from fluvial.training.files import load_model, put_weights, save_model
 
 BLOCK = 1 << 18
 """Numbers whose bytes are digested at a time."""
@@ -58,14 +58,19 @@ def read_rounds(
     nets: list[nn.Module] = []
     rounds: list[Round] = []
     while (path := _path(folder, len(nets) + 1)).is_file():
-        weights, header = load_model(path)
+        try:
+            weights, header = load_model(path)
+        except ValueError as error:
+            raise ValueError(
+                f"{error}; delete it, and the rounds from this one on are trained again"
+            ) from error
         if header.get("digest") != digest:
             raise ValueError(
                 f"the data or the settings have changed since {path} was written: put them back as "
                 "they were, or begin anew in another folder"
             )
         net = make(len(nets))
-        net.load_state_dict(weights)
+        put_weights(net, weights, path)
         nets.append(net.eval())
         rounds.append(round_from_json(header))
     return nets, rounds
