@@ -608,13 +608,8 @@ def rows(config: Config, restorer: Name, found: Found) -> list[dict[str, Any]]:
 # The run
 
 
-@dataclass
-class _ClaimRun(Resumable):
+class _ClaimRun(Resumable[Config]):
     """The steps of a run. Each leaves a file in ``out``, and is skipped where that file is."""
-
-    config: Config
-    out: Path
-    progress: bool
 
     def data(self) -> tuple[Tensor, Tensor, Tensor]:
         """(training, validation, pool), squares in [0, 1]."""

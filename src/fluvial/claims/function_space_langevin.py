@@ -481,13 +481,8 @@ Job: TypeAlias = tuple[Literal["gaussian", "train", "learned"], Arm, int, int]
 """Kind, arm, side of the grid, seed."""
 
 
-@dataclass
-class _ClaimRun(Resumable):
+class _ClaimRun(Resumable[Config]):
     """The jobs of a run. Each leaves a file in ``out``, and is skipped where that file is."""
-
-    config: Config
-    out: Path
-    progress: bool
 
     def folder(self, *job: Any) -> Path:
         kind, arm, side, seed = job

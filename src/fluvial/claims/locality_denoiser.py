@@ -309,13 +309,8 @@ def run(
 Scores: TypeAlias = Mapping[Arm, Mapping[int, Mapping[float, Mapping[str, Score]]]]
 
 
-@dataclass
-class _ClaimRun(Resumable):
+class _ClaimRun(Resumable[Config]):
     """The steps of a run. Each leaves a file in ``out``, and is skipped where that file is."""
-
-    config: Config
-    out: Path
-    progress: bool
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -13,7 +13,6 @@ table, with the MMD by round and the mask classifier by round.
 
 from __future__ import annotations
 
-import json
 import math
 import statistics
 import time
@@ -36,8 +35,8 @@ from sklearn.ensemble import ExtraTreesClassifier, ExtraTreesRegressor
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from fluvial.claims.parallel import side_by_side
 from fluvial.claims.report import Report, open_run, write_report
+from fluvial.claims.resumable import Resumable
 from fluvial.claims.verdict import Comparison
 from fluvial.core.noise import KeyedNoise
 from fluvial.data.tables import read_table
@@ -47,7 +46,7 @@ from fluvial.tabular.baselines import BASELINES, DRAWING, SETTINGS, tune
 from fluvial.tabular.miri import MIRIImputer, Round, Rounds, cross_mmd, mask_auc, run_rounds
 from fluvial.tabular.miri.rounds import VelocityMLP
 from fluvial.tabular.seeds import mixed
-from fluvial.training.files import atomic, write_json
+from fluvial.training.files import atomic
 
 SYSTEM = "miri-imputation"
 CLAIM = (
@@ -471,7 +470,7 @@ def run(
     run = _ClaimRun(config, open_run(out, preset, config, force=force), progress)
     run.work()
     scores = run.scores()
-    shown = [run.stored(f"demonstration-{seed}") for seed in config.seeds]
+    shown = [run.demonstration(seed) for seed in config.seeds]
     report = Report(
         system=SYSTEM,
         claim=CLAIM,
@@ -605,44 +604,18 @@ def table_of(config: Config, scores: Mapping[Key, Scores]) -> list[dict[str, Any
     return rows
 
 
-@dataclass
-class _ClaimRun:
+class _ClaimRun(Resumable[Config]):
     """The steps of a run. Each leaves a file in ``out``, and is skipped where that file is."""
-
-    config: Config
-    out: Path
-    progress: bool
-
-    def __post_init__(self) -> None:
-        self.started = time.perf_counter()
-
-    def stored(self, name: str, make: Any = None) -> Any:
-        path = self.out / f"{name}.json"
-        if not path.exists():
-            write_json(path, make())
-        return json.loads(path.read_text(encoding="utf-8"))
-
-    def spent(self) -> float:
-        """Seconds of this session and of the ones before it."""
-        before = self.stored("sessions", list)
-        sessions = [*before, time.perf_counter() - self.started]
-        write_json(self.out / "sessions.json", sessions)
-        return math.fsum(sessions)
 
     def _name(self, key: Key) -> str:
         name, mechanism, rate, seed = key
-        return f"{Path(name).stem.replace(' ', '-')}-{mechanism}-{rate:g}-{seed}"
+        return f"{Path(name).stem.replace(' ', '-')}-{mechanism}-{rate:g}-{seed}.json"
 
     def work(self) -> None:
         """Everything that is measured, in two processes unless the configuration says otherwise."""
         parts = 2 if self.config.side_by_side else 1
-        if parts == 1:
-            self.share(0, 1)
-            return
-        calls = [(self.config, self.out, self.progress and k == 0, k, parts) for k in range(parts)]
-        # tuning first: what follows is shared out by amputations
-        side_by_side(_tune_in_process, calls)
-        side_by_side(_in_process, calls)
+        for method in ("tune", "share"):  # what follows tuning is shared out by amputations
+            self.each(method, [(k, parts) for k in range(parts)])
 
     def tune(self, part: int, parts: int) -> None:
         """The settings of every so-many-th table and split."""
@@ -655,7 +628,7 @@ class _ClaimRun:
         return cast(
             Mapping[str, Any],
             self.stored(
-                f"tuned-{Path(name).stem.replace(' ', '-')}-{seed}",
+                f"tuned-{Path(name).stem.replace(' ', '-')}-{seed}.json",
                 lambda: tuned_settings(self.config, name, seed),
             ),
         )
@@ -669,15 +642,24 @@ class _ClaimRun:
             bar = tqdm(jobs[part::parts], disable=not self.progress, desc="filling", unit="table")
             for job in bar:
                 if isinstance(job, int):
-                    self.stored(f"demonstration-{job}", lambda s=job: demonstrate(self.config, s))
+                    self.demonstration(job)
                 else:
-                    self.stored(self._name(job), lambda k=job: self._measured(k))
+                    self.measured(job)
 
-    def _measured(self, key: Key) -> dict[str, dict[str, float]]:
-        return measure(self.config, *key, self.settings(key[0], key[3]))
+    def demonstration(self, seed: int) -> Any:
+        """The mixture and the diabetes table, round by round."""
+        return self.stored(f"demonstration-{seed}.json", lambda: demonstrate(self.config, seed))
+
+    def measured(self, key: Key) -> Scores:
+        """The scores of all arms on an amputation."""
+
+        def make() -> dict[str, dict[str, float]]:
+            return measure(self.config, *key, self.settings(key[0], key[3]))
+
+        return cast(Scores, self.stored(self._name(key), make))
 
     def scores(self) -> dict[Key, Scores]:
-        return {key: self.stored(self._name(key)) for key in keys_of(self.config)}
+        return {key: self.measured(key) for key in keys_of(self.config)}
 
     # What is left behind
 
@@ -823,11 +805,3 @@ class _ClaimRun:
         with atomic(self.out / "figure.png") as path:
             figure.savefig(path, dpi=150, format="png")
         plt.close(figure)
-
-
-def _tune_in_process(config: Config, out: Path, progress: bool, part: int, parts: int) -> None:
-    _ClaimRun(config, out, progress).tune(part, parts)
-
-
-def _in_process(config: Config, out: Path, progress: bool, part: int, parts: int) -> None:
-    _ClaimRun(config, out, progress).share(part, parts)

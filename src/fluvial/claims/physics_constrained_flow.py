@@ -397,13 +397,8 @@ Outcome: TypeAlias = Mapping[str, Any]
 Outcomes: TypeAlias = Mapping[tuple[Source, Task], Mapping[Arm, Sequence[Outcome]]]
 
 
-@dataclass
-class _ClaimRun(Resumable):
+class _ClaimRun(Resumable[Config]):
     """The steps of a run. Each leaves a file in ``out``, and is skipped where that file is."""
-
-    config: Config
-    out: Path
-    progress: bool
 
     def folder(self, task: Task, seed: int) -> Path:
         return self.out / f"trained-{_slug(task)}-{seed}"

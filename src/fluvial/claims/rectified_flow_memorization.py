@@ -323,13 +323,8 @@ class _Pairs(NamedTuple):
 # The run
 
 
-@dataclass
-class _ClaimRun(Resumable):
+class _ClaimRun(Resumable[Config]):
     """The steps of a run. Each training leaves a file in ``out``, and is skipped where that is."""
-
-    config: Config
-    out: Path
-    progress: bool
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -6,23 +6,27 @@ import json
 import math
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar, cast
 
 from fluvial.claims.parallel import side_by_side
 from fluvial.training.files import write_json
 
+C = TypeVar("C")
 
-class Resumable:
-    """What the runs of claims share; each is a dataclass of the attributes, and has the steps.
 
-    Attributes:
+@dataclass
+class Resumable(Generic[C]):
+    """What the runs of claims share; each has the steps, and reads its data in `__post_init__`.
+
+    Args:
         config: the claim's own; ``side_by_side`` says whether steps may run in two processes.
         out: the folder of the run.
         progress: whether to show any.
     """
 
-    config: Any
+    config: C
     out: Path
     progress: bool
 
@@ -48,7 +52,7 @@ class Resumable:
     def each(self, method: str, calls: Sequence[tuple[Any, ...]]) -> None:
         """Call a method with each of ``calls``, in two processes that take every other one, unless
         the configuration says otherwise. What it returns is in files."""
-        if not self.config.side_by_side or len(calls) < 2:
+        if not cast(Any, self.config).side_by_side or len(calls) < 2:
             _call(self, method, calls)
             return
         side_by_side(
@@ -61,13 +65,13 @@ class Resumable:
         )
 
 
-def _call(run: Resumable, method: str, calls: Sequence[tuple[Any, ...]]) -> None:
+def _call(run: Resumable[Any], method: str, calls: Sequence[tuple[Any, ...]]) -> None:
     for arguments in calls:
         getattr(run, method)(*arguments)
 
 
 def _elsewhere(
-    kind: Callable[..., Resumable],
+    kind: Callable[..., Resumable[Any]],
     attributes: tuple[Any, ...],
     method: str,
     calls: Sequence[tuple[Any, ...]],

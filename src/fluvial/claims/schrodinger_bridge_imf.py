@@ -350,13 +350,8 @@ def _network_comparisons(scores: Scores) -> list[Comparison]:
 # The run
 
 
-@dataclass
-class _ClaimRun(Resumable):
+class _ClaimRun(Resumable[Config]):
     """The steps of a run. Each leaves a file in ``out``, and is skipped where that file is."""
-
-    config: Config
-    out: Path
-    progress: bool
 
     def folder(self, arm: Arm, seed: int) -> Path:
         return self.out / f"{arm.replace(' ', '-')}-{seed}"
