@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+import sys
+from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from huggingface_hub import ModelCard
@@ -18,6 +20,13 @@ from fluvial.claims.verdict import Comparison
 class Config:
     steps: int = 3
     lr: tuple[float, ...] = (0.1, 0.2)
+
+
+@pytest.fixture(autouse=True)
+def toy(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A claim of the system that the reports are of."""
+    claim = SimpleNamespace(PRESETS={"record": Config()})
+    monkeypatch.setitem(sys.modules, "fluvial.claims.toy", claim)
 
 
 def make(preset: str) -> Report:
@@ -64,6 +73,10 @@ def test_a_folder_that_is_no_run_is_never_touched(tmp_path: Path, force: bool) -
 def test_only_a_record_is_judged_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     results = tmp_path / "results"
     monkeypatch.setattr(report, "RESULTS", results)
+    changed = replace(make("record"), config=Config(steps=4))
+    write_report(changed, tmp_path / "c")
+    assert not results.exists()  # nor one with other options
+    assert json.loads((tmp_path / "c" / "result.json").read_text())["verdict"] == "holds"
     write_report(make("laptop"), tmp_path / "a")
     assert not results.exists()
     assert json.loads((tmp_path / "a" / "result.json").read_text())["verdict"] == "not judged"

@@ -8,6 +8,7 @@ import platform
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -146,7 +147,11 @@ def open_run(out: Path, preset: str, config: Any, *, force: bool) -> Path:
 
 
 def write_report(report: Report, out: Path) -> None:
-    """``table.md``, the card and, last, ``result.json``; a record also beside its claim."""
+    """``table.md``, the card and, last, ``result.json``; a record also beside its claim.
+
+    A record is the preset as it stands: a run of it with other options is judged as well, but kept
+    in its own folder alone.
+    """
     content = report.as_json()
     with atomic(out / "table.md") as path:
         path.write_text(markdown_table(report.table) + "\n", encoding="utf-8")
@@ -162,6 +167,7 @@ def write_report(report: Report, out: Path) -> None:
         versions=content["versions"],
         about=ABOUT,
     )
-    if report.preset == "record":
+    claim = import_module(f"fluvial.claims.{report.system.replace('-', '_')}")
+    if report.preset == "record" and report.config == claim.PRESETS["record"]:
         write_json(RESULTS / f"{report.system}.json", content)
     write_json(out / "result.json", content)
