@@ -1,6 +1,11 @@
 from __future__ import annotations
 
+import os
 import signal
+
+# before torch is imported, and for all that tests start: their networks are too small to gain from
+# more threads, and lose much where cores are busy
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 def pytest_configure() -> None:
