@@ -14,9 +14,10 @@ from typing import Any, Literal, cast
 import torch
 from torch import Tensor
 
+from fluvial.core.arguments import kind_of, whole_number
 from fluvial.core.categorical.draws import (
     TOLERANCE,
-    check_prediction,
+    check_law,
     real_tokens,
     uniform,
 )
@@ -32,7 +33,7 @@ from fluvial.core.categorical.losses import (
 from fluvial.core.categorical.masked import Remasking
 from fluvial.core.categorical.matrices import MatrixPath, TokenPath
 from fluvial.core.categorical.paths import CategoricalPath, MixturePath
-from fluvial.core.categorical.predictions import clean_of
+from fluvial.core.categorical.predictions import check_field, check_path, check_values, clean_of
 from fluvial.core.noise import KeyedNoise
 from fluvial.core.protocols import Field
 from fluvial.core.time import Stratified
@@ -120,8 +121,17 @@ def elbo(
     Raises:
         ValueError: ``form`` is unknown, "count" on a path that is not absorbing, "discrete" without
             ``steps``, a number below 1; ``remasking`` with another form, path or rule; no tokens,
-            or tokens out of range; a field whose clean predictions are no probabilities.
+            or tokens out of range; a field made for another kind of path, or whose predictions are
+            no probabilities, or no ratios.
+        TypeError: an argument is of another type, or a class in the place of an instance.
     """
+    check_path(path)
+    check_field(field, path)
+    if remasking is not None and not isinstance(remasking, Remasking):
+        raise TypeError(f"remasking must be a Remasking, got {kind_of(remasking)}")
+    draws = whole_number("draws", draws)
+    if steps is not None:
+        steps = whole_number("steps", steps)
     path.check_data(x0, mask)
     if not x0.numel() or (mask is not None and not bool(mask.any())):
         raise ValueError(f"x0 must hold tokens, not padding alone, got shape {tuple(x0.shape)}")
@@ -156,14 +166,15 @@ def elbo(
     like = torch.empty(len(x0), dtype=torch.float64, device=x0.device)
 
     def log_clean(x: Tensor, t: Tensor) -> Tensor:
-        p = clean_of(field, x, t, path, cond)
-        check_prediction(p, x, path.classes)
-        total = p.sum(-1)
-        fine = (total - 1).abs() <= TOLERANCE  # a NaN compares with nothing
+        p = clean_of(field, x, t, path, cond, check=True)
+        check_law("a clean prediction", p, x, path.classes)
+        total, least = p.sum(-1), p.amin(-1)
+        fine = ((total - 1).abs() <= TOLERANCE) & (least >= 0)  # a NaN compares with nothing
         if not bool((fine | ~real).all()):
             raise ValueError(
                 "the field must predict probabilities that sum to 1, got sums from "
-                f"{float(total.min()):.4g} to {float(total.max()):.4g}"
+                f"{float(total.min()):.4g} to {float(total.max()):.4g} and a least value of "
+                f"{float(least.min()):.4g}"
             )
         return p.log()
 
@@ -214,7 +225,11 @@ def elbo(
         if form == "flow":
             terms = flow_terms(path, log_clean(x, t), now, data, t)
         elif field.predicts == "score":
-            terms = score_entropy_terms(path, field(x, t, **cond).log(), now, data, t)
+            score = field(x, t, **cond)
+            check_law("a score", score, x, path.states)
+            check_values(score, "score", x, path, mask)
+            log_s = score.scatter(-1, now.unsqueeze(-1), 1.0).log()  # 1 at y = x, as it is defined
+            terms = score_entropy_terms(path, log_s, now, data, t)
         else:
             terms = continuous_terms(path, log_clean(x, t), now, data, t)
         total += summed(terms) * 2 * u / draws

@@ -12,11 +12,13 @@ Finding the tokens that change waits for an accelerator, once a draw.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from fluvial.core.arguments import kind_of
 from fluvial.core.noise import inverse_cdf
 from fluvial.core.protocols import Noise
 
@@ -47,7 +49,14 @@ class Moves:
 
 def uniform(x: Tensor, noise: Noise, tag: str) -> Tensor:
     """One uniform a token of ``x``, in float64 where there is such a thing."""
+    check_noise(noise)
     return noise.uniform(torch.empty(x.shape, dtype=double(x), device=x.device), tag)
+
+
+def check_noise(noise: Any) -> None:
+    """Raise unless ``noise`` is noise: a seed is none, nor is the class."""
+    if isinstance(noise, type) or not hasattr(noise, "uniform"):
+        raise TypeError(f"noise must be keyed noise, such as KeyedNoise(0), got {kind_of(noise)}")
 
 
 def double(x: Tensor) -> torch.dtype:
@@ -68,17 +77,55 @@ def rows_of(clean: Tensor, index: tuple[Tensor, ...], classes: int) -> Tensor:
     """(n, classes) probabilities, float64, of the tokens at ``index``."""
     rows = clean[index]
     if not clean.is_floating_point():
+        if rows.device.type == "cpu" and rows.numel():
+            low, high = (int(v) for v in rows.aminmax())
+            if low < 0 or high >= classes:
+                raise ValueError(f"clean must hold tokens 0 .. {classes - 1}, got {low} to {high}")
         return functional.one_hot(rows, classes).to(double(rows))
     return rows.to(double(rows))
 
 
+def real_number(name: str, value: Any) -> float:
+    """The argument ``name`` as a float.
+
+    Raises:
+        TypeError: it is no number.
+    """
+    try:
+        if not isinstance(value, str | bytes):
+            return float(value)
+    except (TypeError, ValueError, RuntimeError):
+        pass
+    raise TypeError(f"{name} must be a number, got {value!r}")
+
+
+def tensor_kind(value: Any) -> str:
+    """What came, for a message: the dtype of a tensor, else the name of the type."""
+    return str(value.dtype) if isinstance(value, Tensor) else kind_of(value)
+
+
 def check_prediction(clean: Tensor, x: Tensor, classes: int) -> None:
-    """Raise unless ``clean`` is (*x.shape, classes) of floats, or tokens shaped as ``x``."""
+    """Raise unless ``clean`` is (*x.shape, classes) of floats, or int64 tokens shaped as ``x``."""
+    if not isinstance(clean, Tensor) or not (
+        clean.is_floating_point() or clean.dtype == torch.int64
+    ):
+        raise TypeError(
+            "clean must be probabilities in floating point, or int64 tokens, got "
+            f"{tensor_kind(clean)}"
+        )
     wanted = (*x.shape, classes) if clean.is_floating_point() else tuple(x.shape)
     if tuple(clean.shape) != wanted:
         raise ValueError(
             f"clean must have shape {wanted} as {clean.dtype}, got {tuple(clean.shape)}"
         )
+
+
+def check_law(name: str, p: Tensor, x: Tensor, classes: int) -> None:
+    """Raise unless ``p`` is (*x.shape, classes) in floating point; tokens are none."""
+    if not isinstance(p, Tensor) or not p.is_floating_point():
+        raise TypeError(f"{name} must be in floating point, got {tensor_kind(p)}")
+    if tuple(p.shape) != (*x.shape, classes):
+        raise ValueError(f"{name} must have shape {(*x.shape, classes)}, got {tuple(p.shape)}")
 
 
 def check_times(x: Tensor, *times: Tensor) -> None:
@@ -89,6 +136,8 @@ def check_times(x: Tensor, *times: Tensor) -> None:
     for t in times:
         if not isinstance(t, Tensor):
             raise TypeError(f"times must be tensors, got {t!r}; see torch.tensor")
+        if not t.is_floating_point():
+            raise TypeError(f"times must be in floating point, got {t.dtype}")
         if t.ndim > x.ndim or any(n not in (1, m) for n, m in zip(t.shape, x.shape, strict=False)):
             raise ValueError(
                 f"times must have shape (), ({len(x)},) or {tuple(x.shape)}, got {tuple(t.shape)}"
@@ -97,7 +146,7 @@ def check_times(x: Tensor, *times: Tensor) -> None:
             raise ValueError(f"times must lie in [0, 1], got {t.tolist()}")
 
 
-def check_probs(p: Tensor) -> None:
+def check_probs(p: Tensor, name: str = "clean") -> None:
     """Raise unless ``p`` (..., V) are probabilities, within `TOLERANCE`."""
     if not p.numel():
         return
@@ -105,7 +154,7 @@ def check_probs(p: Tensor) -> None:
     # a NaN compares with nothing
     if not bool(((total - 1).abs() <= TOLERANCE).all() & (p.amin() >= 0)):
         raise ValueError(
-            "clean must be probabilities, finite and not negative, that sum to 1, got sums "
+            f"{name} must be probabilities, finite and not negative, that sum to 1, got sums "
             f"from {float(total.min()):.4g} to {float(total.max()):.4g} and a least value of "
             f"{float(p.min()):.4g}"
         )
@@ -124,10 +173,7 @@ def check_tokens(
         raise TypeError(f"{name} must be int64 tokens, got {got}")
     if x0.ndim < 2:
         raise ValueError(f"{name} must have shape (batch, *event), got {tuple(x0.shape)}")
-    if mask is not None and (mask.dtype != torch.bool or mask.shape != x0.shape):
-        raise ValueError(
-            f"mask must be bool of shape {tuple(x0.shape)}, got {mask.dtype} of {tuple(mask.shape)}"
-        )
+    check_mask(x0, mask)
     if x0.device.type != "cpu" or not x0.numel():
         return
     low, high = (int(v) for v in real_tokens(x0, mask).aminmax())
@@ -136,8 +182,21 @@ def check_tokens(
         raise ValueError(f"{name} must hold tokens 0 .. {classes - 1}{note}, got {low} to {high}")
 
 
+def check_mask(x: Tensor, mask: Tensor | None) -> None:
+    """Raise unless ``mask`` is None, or bool in the shape of ``x``."""
+    if mask is None:
+        return
+    if not isinstance(mask, Tensor):
+        raise TypeError(f"mask must be a bool tensor, got {kind_of(mask)}")
+    if mask.dtype != torch.bool or mask.shape != x.shape:
+        raise ValueError(
+            f"mask must be bool of shape {tuple(x.shape)}, got {mask.dtype} of {tuple(mask.shape)}"
+        )
+
+
 def real_tokens(x: Tensor, mask: Tensor | None) -> Tensor:
     """``x`` with 0 in the place of padding, which may hold anything."""
+    check_mask(x, mask)
     return x if mask is None else torch.where(mask, x, 0)
 
 
@@ -166,13 +225,14 @@ def move(
         ValueError: a probability that is used is negative, infinite or NaN, or those of a token do
             not sum to 1, within `TOLERANCE`.
     """
+    check_mask(x, mask)
     moved = uniform(x, noise, tag) < moves.leave
-    bad = moves.leave.isnan()
+    fine = moves.leave > -torch.inf  # not of NaN, nor of an infinite probability of what is there
     if mask is not None:
-        moved, bad = moved & mask, bad & mask
+        moved, fine = moved & mask, fine | ~mask
     index = moved.nonzero(as_tuple=True)
-    if bool(bad.any()):
-        raise ValueError("clean must be finite, got NaN")
+    if not bool(fine.all()):
+        raise ValueError("clean must be finite, got NaN or an infinite probability")
     if not len(index[0]):
         return x
     u = uniform(x, noise, tag + " to")[index]

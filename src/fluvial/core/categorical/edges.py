@@ -18,6 +18,8 @@ import math
 import torch
 from torch import Tensor
 
+from fluvial.core.arguments import kind_of
+
 
 def upper_triangle(edges: Tensor) -> Tensor:
     """Entries (i, j), i < j, row by row: (batch, n, n, ...) to (batch, n (n - 1) / 2, ...).
@@ -25,6 +27,7 @@ def upper_triangle(edges: Tensor) -> Tensor:
     Raises:
         ValueError: no squares, or tokens (int64) that are not symmetric; looked at on the CPU only.
     """
+    _check_tensor("edges", edges)
     if edges.ndim < 3 or edges.shape[1] != edges.shape[2]:
         raise ValueError(f"edges must have shape (batch, n, n, ...), got {tuple(edges.shape)}")
     tokens = edges.dtype == torch.int64 and edges.device.type == "cpu"
@@ -44,6 +47,7 @@ def symmetric(upper: Tensor, empty: int | float = 0) -> Tensor:
     Raises:
         ValueError: a length that is no n (n - 1) / 2.
     """
+    _check_tensor("upper", upper)
     count = upper.shape[1] if upper.ndim > 1 else -1
     n = (1 + math.isqrt(max(0, 1 + 8 * count))) // 2
     if n * (n - 1) // 2 != count:
@@ -63,8 +67,14 @@ def pair_mask(nodes: Tensor) -> Tensor:
     Raises:
         ValueError: ``nodes`` is not bool of shape (batch, n).
     """
+    _check_tensor("nodes", nodes)
     if nodes.ndim != 2 or nodes.dtype != torch.bool:
         raise ValueError(
             f"nodes must be bool of shape (batch, n), got {nodes.dtype} of {tuple(nodes.shape)}"
         )
     return upper_triangle(nodes[:, :, None] & nodes[:, None, :])
+
+
+def _check_tensor(name: str, value: object) -> None:
+    if not isinstance(value, Tensor):
+        raise TypeError(f"{name} must be a tensor, got {kind_of(value)}")

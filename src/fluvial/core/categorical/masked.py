@@ -20,13 +20,16 @@ from typing import Any, Literal, cast
 import torch
 from torch import Tensor
 
+from fluvial.core.arguments import whole_number
 from fluvial.core.categorical.draws import (
     Moves,
     at_class,
+    check_law,
     check_prediction,
     check_tokens,
     double,
     move,
+    real_number,
     uniform,
 )
 from fluvial.core.categorical.paths import CategoricalPath
@@ -53,6 +56,7 @@ class FirstHitting:
     """
 
     def __init__(self, per_call: int = 1) -> None:
+        per_call = whole_number("per_call", per_call)
         if per_call < 1:
             raise ValueError(f"per_call must be at least 1, got {per_call}")
         self.per_call = per_call
@@ -105,6 +109,7 @@ class Confident:
     ) -> None:
         if score not in ("max", "drawn", "margin", "entropy", "random"):
             raise ValueError(f"score must be max, drawn, margin, entropy or random, got {score!r}")
+        real_number("temperature", temperature)
         if not 0 <= temperature < math.inf or (temperature and score in ("entropy", "random")):
             raise ValueError(
                 "temperature must be finite and >= 0, and 0 for a score that is no probability, "
@@ -136,6 +141,8 @@ class Confident:
     def _score(self, clean: Tensor, tokens: Tensor, x: Tensor, run: Run) -> Tensor:
         if self.score == "random":
             return uniform(x, run.noise, "order")
+        if self.score != "drawn":
+            check_law("clean", clean, x, cast(CategoricalPath, run.path).classes)
         if self.score == "entropy":
             return torch.special.xlogy(clean, clean).sum(-1).to(double(x))
         if self.score == "drawn":
@@ -187,7 +194,7 @@ class Remasking:
         defaults = {"cap": 0.04, "rescale": 0.015, "confidence": 0.015, "loop": 0.02}
         if rule not in defaults:
             raise ValueError(f"rule must be one of {', '.join(defaults)}, got {rule!r}")
-        eta = defaults[rule] if eta is None else eta
+        eta = defaults[rule] if eta is None else real_number("eta", eta)
         if not 0 <= eta < math.inf or (rule in ("rescale", "confidence") and eta > 1):
             raise ValueError(f"eta must be >= 0, and a share in [0, 1] for {rule!r}, got {eta}")
         self.rule, self.eta = rule, eta
@@ -251,8 +258,12 @@ def remasking_loop(
     at least. Pairs (K, 2) of the path's own time.
 
     Raises:
-        ValueError: not 0 < off < on < 1, ``hold`` not in (0, 1), or fewer than 3 steps.
+        ValueError: a path that is not absorbing; not 0 < off < on < 1, ``hold`` not in (0, 1), or
+            fewer than 3 steps.
     """
+    if not isinstance(path, CategoricalPath) or not path.absorbing:
+        raise ValueError(f"remasking_loop needs an absorbing path, got {path!r}")
+    steps = whole_number("steps", steps)
     if not 0 < off < on < 1 or not 0 < hold < 1 or steps < 3:
         raise ValueError(
             "need 0 < off < on < 1, 0 < hold < 1 and steps >= 3, got "

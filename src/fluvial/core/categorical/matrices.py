@@ -21,16 +21,19 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from fluvial.core.arguments import kind_of, whole_number
 from fluvial.core.categorical.draws import (
+    check_mask,
     check_prediction,
     check_probs,
     check_tokens,
     double,
     draw_classes,
+    real_number,
     real_tokens,
     uniform,
 )
-from fluvial.core.categorical.paths import CategoricalPath
+from fluvial.core.categorical.paths import CategoricalPath, check_like
 from fluvial.core.protocols import Draw, Noise
 
 
@@ -43,8 +46,9 @@ class MatrixPath:
 
     Raises:
         ValueError: rows that are no probabilities; in a call, a time that is no multiple of 1 / T
-            or not (), or (batch,), t < s, tokens out of range.
-        TypeError: ``matrices`` or a time is no tensor; in a call, tokens that are not int64.
+            or not (), or (batch,), t < s, tokens out of range, an end ``x1``.
+        TypeError: ``matrices``, ``prior`` or a time is no tensor; in a call, tokens that are not
+            int64.
     """
 
     mask_token = None
@@ -53,6 +57,8 @@ class MatrixPath:
     def __init__(self, matrices: Tensor, prior: Tensor | None = None) -> None:
         if not isinstance(matrices, Tensor):
             raise TypeError(f"matrices must be a tensor, got {type(matrices).__name__}")
+        if prior is not None and not isinstance(prior, Tensor):
+            raise TypeError(f"prior must be a tensor, got {kind_of(prior)}")
         q = matrices.detach().double().cpu()
         if q.ndim != 3 or q.shape[1] != q.shape[2] or not q.numel():
             raise ValueError(f"matrices must have shape (T, V, V), got {tuple(matrices.shape)}")
@@ -78,6 +84,7 @@ class MatrixPath:
 
     def source(self, like: Tensor, noise: Noise, **cond: Any) -> Tensor:
         """x_1: independent draws of the prior, in the shape of ``like``."""
+        check_like(like, cond.get("mask"))
         probs = self.pi.to(like.device, double(like)).expand(*like.shape, -1)
         return self._draw(probs, like, noise, "source", cond)
 
@@ -85,6 +92,8 @@ class MatrixPath:
         self, x0: Tensor, t: Tensor, noise: Noise, x1: Tensor | None = None, **cond: Any
     ) -> Draw:
         """A draw of q(x_t | x_0)."""
+        if x1 is not None:
+            raise ValueError("a MatrixPath draws its source itself: x1 must be None")
         mask = cond.get("mask")
         self.check_data(x0, mask)
 
@@ -135,6 +144,8 @@ class MatrixPath:
     def posterior_probs(self, x: Tensor, clean: Tensor, t: Tensor, s: Tensor) -> Tensor:
         """sum_k p_k Q_st(j, x) Q_0s(k, j) / D_k; where the state excludes all of p, x stays."""
         check_prediction(clean, x, self.classes)
+        if not clean.is_floating_point():
+            check_tokens(clean, self.classes, None, name="clean")
         p = clean if clean.is_floating_point() else functional.one_hot(clean, self.classes)
         p = p.to(double(x))
         check_probs(p)
@@ -173,6 +184,8 @@ class MatrixPath:
     def _index(self, t: Tensor) -> Tensor:
         if not isinstance(t, Tensor):
             raise TypeError(f"times must be tensors, got {t!r}; see torch.tensor")
+        if not t.is_floating_point():
+            raise TypeError(f"times must be in floating point, got {t.dtype}")
         if t.ndim > 1:
             raise ValueError(
                 f"times of a MatrixPath must be () or (batch,), got shape {tuple(t.shape)}"
@@ -191,6 +204,7 @@ class MatrixPath:
     ) -> Tensor:
         x = draw_classes(probs, uniform(like, noise, tag))
         mask = cond.get("mask")
+        check_mask(like, mask)
         return x if mask is None else torch.where(mask, x, like)
 
     def __repr__(self) -> str:
@@ -219,6 +233,7 @@ def gaussian_matrix(classes: int, beta: float) -> Tensor:
     Raises:
         ValueError: fewer than 2 classes, or ``beta`` not positive.
     """
+    classes, beta = whole_number("classes", classes), real_number("beta", beta)
     if classes < 2 or not beta > 0:
         raise ValueError(f"need classes >= 2 and beta > 0, got {classes} and {beta}")
     index = torch.arange(classes, dtype=torch.float64)
@@ -236,6 +251,8 @@ def banded_matrix(classes: int, beta: float, width: int) -> Tensor:
     Raises:
         ValueError: ``beta`` not in (0, 1], or ``width`` < 1.
     """
+    classes, width = whole_number("classes", classes), whole_number("width", width)
+    beta = real_number("beta", beta)
     if not 0 < beta <= 1 or width < 1 or classes < 2:
         raise ValueError(f"need 0 < beta <= 1, width >= 1, classes >= 2, got {beta}, {width}")
     index = torch.arange(classes)

@@ -8,7 +8,8 @@ from typing import Any, Literal, cast
 import torch
 from torch import Tensor, nn
 
-from fluvial.core.categorical.draws import real_tokens
+from fluvial.core.arguments import kind_of, whole_number
+from fluvial.core.categorical.draws import check_noise, real_number, real_tokens
 from fluvial.core.categorical.losses import (
     continuous_terms,
     discrete_terms,
@@ -18,7 +19,7 @@ from fluvial.core.categorical.losses import (
 )
 from fluvial.core.categorical.matrices import MatrixPath, TokenPath
 from fluvial.core.categorical.paths import CategoricalPath, MixturePath
-from fluvial.core.categorical.predictions import TokenField, log_clean, log_score, network_time
+from fluvial.core.categorical.predictions import TokenField, log_clean, log_score, logits_of
 from fluvial.core.protocols import Noise, Objective, left_broadcast
 from fluvial.core.time import Times, Uniform
 
@@ -69,7 +70,7 @@ class TokenMatching(Objective):
     Raises:
         ValueError: an argument is none of these, or two do not go together; in a call, what
             `forward` says.
-        TypeError: ``path`` is no path.
+        TypeError: an argument is of another type, or a class in the place of an instance.
     """
 
     def __init__(
@@ -86,6 +87,18 @@ class TokenMatching(Objective):
         null: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__()
+        if not isinstance(network, nn.Module):
+            raise TypeError(f"network must be a module, got {kind_of(network)}")
+        if steps is not None:
+            steps = whole_number("steps", steps)
+        real_number("aux", aux)
+        real_number("drop", drop)
+        if times is not None and (isinstance(times, type) or not callable(times)):
+            raise TypeError(
+                f"times must be a law of times, such as Stratified(), got {kind_of(times)}"
+            )
+        if null is not None and not isinstance(null, Mapping):
+            raise TypeError(f"null must map names to conditions, got {kind_of(null)}")
         if not isinstance(path, CategoricalPath | MatrixPath):
             raise TypeError(f"path must be a CategoricalPath or a MatrixPath, got {path!r}")
         if loss not in ("elbo", "flow", "cross_entropy"):
@@ -149,8 +162,11 @@ class TokenMatching(Objective):
         Raises:
             ValueError: no ``"x"``, no tokens in it or some out of range; a condition to drop that
                 the batch does not have; logits of another shape.
-            TypeError: ``"x"`` are no int64 tokens.
+            TypeError: ``batch`` is no mapping, ``"x"`` are no int64 tokens.
         """
+        if not isinstance(batch, Mapping):
+            raise TypeError(f"batch must map names to tensors, got {kind_of(batch)}")
+        check_noise(noise)
         if "x" not in batch:
             raise ValueError(f"batch must hold 'x', got {', '.join(batch) or 'nothing'}")
         x0, mask, path = batch["x"], batch.get("mask"), self.path
@@ -165,13 +181,7 @@ class TokenMatching(Objective):
             t, s = (k + 1) / self.steps, k / self.steps
         cond = self._dropped(cond, t, noise)
         x = cast(Tensor, path.sample(x0, t, noise, batch.get("x1"), mask=mask).x)
-        logits = self.network(x, network_time(self.network, t, x), **cond)
-        if logits.shape[:-1] != x.shape or logits.shape[-1] < path.classes:
-            raise ValueError(
-                f"the network must return {(*x.shape, path.classes)} or more logits, got "
-                f"{tuple(logits.shape)}"
-            )
-
+        logits = logits_of(self.network, x, t, path, cond)
         x, x0 = real_tokens(x, mask), real_tokens(x0, mask)
         terms = self._terms(logits, x, x0, t, s)
         nats = _per_token(terms, mask)

@@ -29,9 +29,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from fluvial.core.arguments import kind_of
 from fluvial.core.categorical.draws import (
     Moves,
     at_class,
+    check_mask,
     check_prediction,
     check_times,
     check_tokens,
@@ -134,8 +136,9 @@ class CategoricalPath:
 
     def source(self, like: Tensor, noise: Noise, **cond: Any) -> Tensor:
         """x_1: independent draws of pi, in the shape of ``like``; where padded, ``like`` itself."""
-        x = self.draw_source(like, noise, "source")
         mask = cond.get("mask")
+        check_like(like, mask)
+        x = self.draw_source(like, noise, "source")
         return x if mask is None else torch.where(mask, x, like)
 
     def sample(
@@ -286,10 +289,17 @@ class CategoricalPath:
         check_tokens(x0, self.classes, mask, self.mask_token)
 
     def check_end(self, x1: Tensor, x: Tensor, mask: Tensor | None = None) -> None:
-        """Raise unless ``x1`` is states in the shape of ``x``; values on the CPU only."""
+        """Raise unless ``x1`` is states in the shape of ``x``, masks where absorbing; values on
+        the CPU only."""
         if isinstance(x1, Tensor) and x1.shape != x.shape:
             raise ValueError(f"x1 must have shape {tuple(x.shape)}, got {tuple(x1.shape)}")
         check_tokens(x1, self.states, mask, name="x1")
+        if self.absorbing and x1.device.type == "cpu":
+            masks = self.masked(x1)
+            if not bool((masks if mask is None else masks | ~mask).all()):
+                raise ValueError(
+                    f"x1 of an absorbing path must hold the mask symbol {self.classes} alone"
+                )
 
     def _check_step(self, x: Tensor, t: Tensor, s: Tensor, mask: Tensor | None = None) -> None:
         check_tokens(x, self.states, mask, name="x")
@@ -298,6 +308,15 @@ class CategoricalPath:
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.classes}, {self.kind!r}, {self.schedule})"
+
+
+def check_like(like: Tensor, mask: Tensor | None) -> None:
+    """Raise unless ``like`` is a tensor, and, where padding is taken from it, of int64."""
+    if not isinstance(like, Tensor):
+        raise TypeError(f"like must be a tensor, got {kind_of(like)}")
+    check_mask(like, mask)
+    if mask is not None and like.dtype != torch.int64:
+        raise TypeError(f"like must be int64 tokens where there is a mask, got {like.dtype}")
 
 
 def check_order(t: Tensor, s: Tensor) -> None:
@@ -384,6 +403,7 @@ class ReferenceBridge(CategoricalPath):
 
     def __init__(self, classes: int, source: Source | Tensor, schedule: Schedule) -> None:
         super().__init__(classes, source, schedule)
+        schedule = self.schedule  # None is Linear(), which ends at 0
         if self.absorbing:
             raise ValueError("source must be 'uniform' or probabilities: a mask is no end to pin")
         if not float(schedule.alpha(torch.ones((), dtype=torch.float64))) > 0:
@@ -425,6 +445,7 @@ class ReferenceBridge(CategoricalPath):
 
 def marginal_probs(path: CategoricalPath, x0: Tensor, t: Tensor) -> Tensor:
     """q(x_t | x_0)."""
+    _check_written(path, x0, t)
     start = functional.one_hot(x0, path.states).to(double(x0))
     alpha, drop = (left_broadcast(v, start).to(x0.device) for v in (path.alpha(t), path.drop(t)))
     return alpha * start + drop * path.pi.to(start)
@@ -432,9 +453,18 @@ def marginal_probs(path: CategoricalPath, x0: Tensor, t: Tensor) -> Tensor:
 
 def transition_probs(path: CategoricalPath, x: Tensor, s: Tensor, t: Tensor) -> Tensor:
     """q(x_t | x_s = x)."""
+    _check_written(path, x, s, t)
+    check_order(t, s)
     start = functional.one_hot(x, path.states).to(double(x))
     lost = left_broadcast(path._lost(s, t), start).to(x.device)
     return (1 - lost) * start + lost * path.pi.to(start)
+
+
+def _check_written(path: CategoricalPath, x: Tensor, *times: Tensor) -> None:
+    if not isinstance(path, CategoricalPath):
+        raise TypeError(f"path must be a CategoricalPath, got {path!r}")
+    check_tokens(x, path.states, None, name="x")
+    check_times(x, *times)
 
 
 def posterior_probs(

@@ -32,7 +32,19 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from fluvial.core.categorical.draws import at_class, double, real_tokens
+from fluvial.core.arguments import kind_of, whole_number
+from fluvial.core.categorical.draws import (
+    at_class,
+    check_law,
+    check_mask,
+    check_probs,
+    check_times,
+    check_tokens,
+    double,
+    real_number,
+    real_tokens,
+    tensor_kind,
+)
 from fluvial.core.categorical.matrices import MatrixPath, TokenPath
 from fluvial.core.categorical.paths import CategoricalPath
 from fluvial.core.protocols import Field, left_broadcast
@@ -54,13 +66,19 @@ def convert_prediction(
         A prediction of the kind ``to``, in the dtype of ``value``.
 
     Raises:
-        ValueError: a kind that is none of `KINDS`, or a shape that is not of it; a score at
-            alpha(t) = 0, where it says nothing about the clean token; a score of a `MatrixPath`.
+        ValueError: a kind that is none of `KINDS`, or a shape that is not of it; tokens out of
+            range; a time out of [0, 1], or of another shape; a score at alpha(t) = 0, where it says
+            nothing about the clean token; a score of a `MatrixPath`.
+        TypeError: ``value`` is not in floating point, ``x`` not int64, ``path`` no path.
     """
     _check(kind)
     _check(to)
     if kind == to:
         return value
+    check_path(path)
+    if not isinstance(value, Tensor) or not value.is_floating_point():
+        raise TypeError(f"a {kind} prediction must be in floating point, got {tensor_kind(value)}")
+    check_tokens(x, path.states, None, name="x")
     widths = {path.classes, path.states} if kind == "score" else {path.classes}
     if value.shape[:-1] != x.shape or value.shape[-1] not in widths:
         raise ValueError(
@@ -73,6 +91,7 @@ def convert_prediction(
                 f"{path} has clean and cavity predictions, got {kind!r} to be made {to!r}"
             )
         return _by_matrices(value.to(double(value)), kind, x, t, path).to(value.dtype)
+    check_times(x, t)
     if kind == "score":
         clean = _clean_from_score(value.to(double(value)), x, t, path)
     else:
@@ -94,9 +113,8 @@ def _reweighted(p: Tensor, x: Tensor, t: Tensor, path: CategoricalPath, *, inver
     gain = 1 / gain if inverse else gain
     here = at_class(p, x)
     q = p.scatter(-1, x.unsqueeze(-1), (here * gain.clamp(max=CERTAIN)).unsqueeze(-1))
-    total = q.sum(-1, keepdim=True)
+    q = _normalised(q, x)
     start = functional.one_hot(x, path.classes).to(p)
-    q = torch.where(total > 0, q / torch.where(total > 0, total, 1.0), start)
     # where pi(x) = 0 or drop = 0 the token can only be clean
     return q if inverse else torch.where(gain.isinf().unsqueeze(-1), start, q)
 
@@ -109,9 +127,19 @@ def _by_matrices(p: Tensor, kind: str, x: Tensor, t: Tensor, path: MatrixPath) -
         q = p * likelihood
     else:
         q = torch.where(some, p / torch.where(some, likelihood, 1.0), 0.0)
+    return _normalised(q, x)
+
+
+def _normalised(q: Tensor, x: Tensor) -> Tensor:
+    """``q`` over its sum; the one-hot of ``x`` where that is 0, NaN where it is no sum of weights.
+
+    Were a NaN, or a logarithm, made a one-hot, a broken prediction would pass for a sure one.
+    """
     total = q.sum(-1, keepdim=True)
-    start = functional.one_hot(x, path.classes).to(p)
-    return torch.where(total > 0, q / torch.where(total > 0, total, 1.0), start)
+    start = functional.one_hot(x, q.shape[-1]).to(q)
+    # where it is 0 the quotient is not used, but its gradient should be 0 and not NaN
+    divisor = torch.where(total > 0, total, torch.where(total == 0, 1.0, torch.nan))
+    return torch.where(total == 0, start, q / divisor)
 
 
 def at_token_gain(x: Tensor, t: Tensor, path: CategoricalPath) -> Tensor:
@@ -158,9 +186,7 @@ def _clean_from_score(s: Tensor, x: Tensor, t: Tensor, path: CategoricalPath) ->
     w = ((s - drop * path.pi.to(s) * s.sum(-1, keepdim=True)) / alpha).clamp(min=0)
     pi = path.source_at(x)
     off = drop * (pi.unsqueeze(-1) if pi.ndim else pi)
-    p = w * (off + alpha * functional.one_hot(x, path.states).to(s))
-    total = p.sum(-1, keepdim=True)
-    return torch.where(total > 0, p / total, functional.one_hot(x, path.classes).to(p))
+    return _normalised(w * (off + alpha * functional.one_hot(x, path.states).to(s)), x)
 
 
 def tweedie_probs(score: Tensor, x: Tensor, t: Tensor, s: Tensor, path: CategoricalPath) -> Tensor:
@@ -172,8 +198,10 @@ def tweedie_probs(score: Tensor, x: Tensor, t: Tensor, s: Tensor, path: Categori
     the chance to be masked at s = 0.
 
     Raises:
-        ValueError: alpha(t) = 0.
+        ValueError: alpha(t) = 0, or a shape that is not that of a score.
+        TypeError: the score is not in floating point.
     """
+    check_law("a score", score, x, path.states)
     _check_informative(t, path)
     value = score.to(double(score))
     value = value.scatter(-1, x.unsqueeze(-1), 1.0)
@@ -203,16 +231,96 @@ def _check(kind: str) -> None:
         raise ValueError(f"kind must be one of {', '.join(KINDS)}, got {kind!r}")
 
 
+def check_path(path: Any) -> None:
+    """Raise unless ``path`` is a path of tokens; its class is none."""
+    if not isinstance(path, CategoricalPath | MatrixPath):
+        got = kind_of(path)
+        raise TypeError(f"path must be a CategoricalPath or a MatrixPath, got {got}")
+
+
+def check_field(field: Any, path: TokenPath | None = None) -> None:
+    """Raise unless ``field`` is a field, and, if it was made for a path, for one like ``path``.
+
+    Schedules may differ, and where absorbing a `MixturePath` is the diffusion. But what is known
+    of a masked token says nothing on a path without masks, and the other way round.
+    """
+    if isinstance(field, type) or not callable(field) or not hasattr(field, "predicts"):
+        raise TypeError(f"field must be a field, such as TokenField(...), got {kind_of(field)}")
+    while path is not None and field is not None:
+        own = getattr(field, "path", None)
+        if isinstance(own, CategoricalPath | MatrixPath) and (
+            (own.classes, own.states) != (path.classes, path.states)
+        ):
+            raise ValueError(f"field was made for {own!r}, which does not go with {path!r}")
+        field = getattr(field, "field", None)
+
+
+def check_values(value: Tensor, kind: str, x: Tensor, path: TokenPath, mask: Any) -> None:
+    """Raise unless ``value`` is a prediction of ``kind``, by its values; waits for an accelerator.
+
+    For the first call of a loop. Padding is left out, and on an absorbing path visible tokens are:
+    nothing is drawn for either.
+    """
+    if kind != "score":
+        check_law(f"a {kind} prediction", value, x, path.classes)
+    elif not isinstance(value, Tensor) or not value.is_floating_point():
+        raise TypeError(f"a score must be in floating point, got {tensor_kind(value)}")
+    elif value.shape[:-1] != x.shape or value.shape[-1] not in (path.classes, path.states):
+        raise ValueError(
+            f"a score must have shape {(*x.shape, path.states)}, got {tuple(value.shape)}"
+        )
+    used = path.masked(x) if path.absorbing else torch.ones_like(x, dtype=torch.bool)
+    check_mask(x, mask)
+    value = value.detach()[used if mask is None else used & mask]
+    if kind != "score":
+        check_probs(value.to(double(value)), f"a {kind} prediction")
+    elif not bool((value >= 0).all()):
+        raise ValueError(
+            "a score must hold ratios >= 0, not their logarithms, got values from "
+            f"{float(value.min()):.4g} to {float(value.max()):.4g}"
+        )
+
+
 # Fields
 
 
 def network_time(network: nn.Module, t: Tensor, x: Tensor) -> Tensor:
     """``t`` as a network wants it: one time a row, or a token, in the dtype of its weights."""
+    check_times(x, t)
     dtype = next(
         (p.dtype for p in network.parameters() if p.is_floating_point()), torch.get_default_dtype()
     )
     t = t.to(x.device, dtype)
     return t.expand(len(x)) if t.ndim == 0 else t
+
+
+def logits_of(
+    network: nn.Module, x: Tensor, t: Tensor, path: TokenPath, cond: Mapping[str, Any]
+) -> Tensor:
+    """What a network returns, (batch, *event, V or more) logits.
+
+    Raises:
+        TypeError: ``x`` is not int64, the network returns something else than floating point.
+        ValueError: another shape; tokens out of range, where the network fails by them.
+    """
+    if not isinstance(x, Tensor) or x.dtype != torch.int64:
+        raise TypeError(f"x must be int64 tokens, got {tensor_kind(x)}")
+    check_mask(x, cond.get("mask"))
+    try:
+        logits = network(x, network_time(network, t, x), **cond)
+    except IndexError:  # of a table of embeddings; asked only then, as nobody should wait for it
+        check_tokens(x, path.states, cond.get("mask"), name="x")
+        raise
+    if not isinstance(logits, Tensor) or not logits.is_floating_point():
+        raise TypeError(
+            f"the network must return logits in floating point, got {tensor_kind(logits)}"
+        )
+    if logits.shape[:-1] != x.shape or logits.shape[-1] < path.classes:
+        raise ValueError(
+            f"the network must return {(*x.shape, path.classes)} or more logits, got "
+            f"{tuple(logits.shape)}"
+        )
+    return logits
 
 
 def log_clean(logits: Tensor, kind: str, x: Tensor, t: Tensor, path: TokenPath) -> Tensor:
@@ -282,18 +390,16 @@ class TokenField:
     overwrite: bool = False
 
     def __post_init__(self) -> None:
+        if not isinstance(self.network, nn.Module):
+            raise TypeError(f"network must be a module, got {kind_of(self.network)}")
+        check_path(self.path)
         _check(self.output)
         _check(self.predicts)
         if isinstance(self.path, MatrixPath) and "score" in (self.output, self.predicts):
             raise ValueError(f"{self.path} has clean and cavity predictions, got 'score'")
 
     def __call__(self, x: Tensor, t: Tensor, **cond: Any) -> Tensor:
-        logits = self.network(x, network_time(self.network, t, x), **cond)
-        if logits.shape[:-1] != x.shape or logits.shape[-1] < self.path.classes:
-            raise ValueError(
-                f"the network must return {(*x.shape, self.path.classes)} or more logits, got "
-                f"{tuple(logits.shape)}"
-            )
+        logits = logits_of(self.network, x, t, self.path, cond)
         x = real_tokens(x, cond.get("mask"))
         if self.path.absorbing and self.predicts == "clean":
             # of all kinds: p ∝ s, at t = 1 too, and a masked token's cavity is its clean law
@@ -335,25 +441,48 @@ class Converted:
     field: Field
     predicts: str
     path: TokenPath
+    _seen: list[bool] = dataclass_field(default_factory=list, init=False, repr=False, compare=False)
 
     def __call__(self, x: Tensor, t: Tensor, **cond: Any) -> Tensor:
-        value = self.field(x, t, **cond)
-        return convert_prediction(value, self.field.predicts, self.predicts, x, t, self.path)
+        value, kind, mask = self.field(x, t, **cond), self.field.predicts, cond.get("mask")
+        if not self._seen:  # what is normalised is not seen to be none later on
+            check_values(value, kind, x, self.path, mask)
+            self._seen.append(True)
+        return convert_prediction(value, kind, self.predicts, real_tokens(x, mask), t, self.path)
 
 
 def convert(field: Field, kind: str, path: TokenPath) -> Field:
     """The same field, predicting ``kind``. A field that does already comes back as it is."""
+    check_field(field)
+    check_path(path)
     _check(kind)
     _check(field.predicts)
     return field if field.predicts == kind else Converted(field, kind, path)
 
 
-def clean_of(field: Field, x: Tensor, t: Tensor, path: Any, cond: Mapping[str, Any]) -> Tensor:
-    """The clean prediction of a field of any kind."""
+def clean_of(
+    field: Field,
+    x: Tensor,
+    t: Tensor,
+    path: Any,
+    cond: Mapping[str, Any],
+    check: bool = False,
+) -> Tensor:
+    """The clean prediction of a field of any kind; ``check`` looks at the values of others."""
     value: Tensor = field(x, t, **cond)
     if field.predicts == "clean":
         return value
+    if check:
+        check_values(value, field.predicts, x, path, cond.get("mask"))
+    x = real_tokens(x, cond.get("mask"))
     return convert_prediction(value, field.predicts, "clean", x, t, path)
+
+
+def check_clean(p: Tensor, x: Tensor, mask: Tensor | None) -> None:
+    """Raise unless ``p`` are clean probabilities of any number of classes, by their values."""
+    check_law("a clean prediction", p, x, p.shape[-1] if isinstance(p, Tensor) and p.ndim else 0)
+    check_mask(x, mask)
+    check_probs((p if mask is None else p[mask]).detach(), "a clean prediction")
 
 
 # Fields made of fields
@@ -376,7 +505,9 @@ class Tempered:
         forbidden: (F,) classes that are never drawn; None for none.
 
     Raises:
-        ValueError: one of these is out of range, or the field predicts something else.
+        ValueError: one of these is out of range, or the field predicts something else; in the first
+            call, predictions of the field that are no probabilities, where they are used.
+        TypeError: an argument is of another type.
     """
 
     field: Field
@@ -384,8 +515,21 @@ class Tempered:
     top_k: int | None = None
     top_p: float = 1.0
     forbidden: Tensor | None = None
+    _seen: list[bool] = dataclass_field(default_factory=list, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        check_field(self.field)
+        real_number("temperature", self.temperature)
+        real_number("top_p", self.top_p)
+        if self.top_k is not None:
+            whole_number("top_k", self.top_k)
+        if self.forbidden is not None and (
+            not isinstance(self.forbidden, Tensor)
+            or self.forbidden.dtype != torch.int64
+            or self.forbidden.ndim != 1
+        ):
+            got = tensor_kind(self.forbidden)
+            raise TypeError(f"forbidden must be int64 classes of shape (F,), got {got}")
         if self.field.predicts != "clean":
             raise ValueError(
                 f"field must predict 'clean', got {self.field.predicts!r}; see convert"
@@ -403,6 +547,10 @@ class Tempered:
 
     def __call__(self, x: Tensor, t: Tensor, **cond: Any) -> Tensor:
         p: Tensor = self.field(x, t, **cond)
+        # what is normalised below is not seen to be none later on; who gives no tokens has looked
+        if not self._seen and x.dtype == torch.int64:
+            self._check_first(p, x, cond.get("mask"))
+            self._seen.append(True)
         if self.forbidden is not None:
             p = p.index_fill(-1, self.forbidden.to(p.device), 0.0)
         if self.temperature != 1:
@@ -418,6 +566,15 @@ class Tempered:
             p = torch.zeros_like(p).scatter(-1, order, ordered)
             p = p / p.sum(-1, keepdim=True)
         return p
+
+    def _check_first(self, p: Tensor, x: Tensor, mask: Tensor | None) -> None:
+        check_clean(p, x, mask)
+        if self.forbidden is not None and self.forbidden.numel():
+            low, high = (int(v) for v in self.forbidden.aminmax())
+            if low < 0 or high >= p.shape[-1]:
+                raise ValueError(
+                    f"forbidden must hold classes 0 .. {p.shape[-1] - 1}, got {low} to {high}"
+                )
 
 
 @dataclass
@@ -441,6 +598,9 @@ class Cached:
     calls: int = 0
     """Rows that the field was asked for so far."""
 
+    def __post_init__(self) -> None:
+        check_field(self.field)
+
     @property
     def predicts(self) -> str:
         return self.field.predicts
@@ -461,7 +621,13 @@ class Cached:
                     for name, value in cond.items()
                 }
                 at = t[rows] if t.ndim else t
-                self._value = self._value.index_copy(0, rows, self.field(x[rows], at, **part))
+                value = self.field(x[rows], at, **part)
+                if value.shape != (len(rows), *self._value.shape[1:]):
+                    raise ValueError(
+                        "the field of Cached must predict the rows that it is given, of shape "
+                        f"{(len(rows), *self._value.shape[1:])}, got {tuple(value.shape)}"
+                    )
+                self._value = self._value.index_copy(0, rows, value)
                 self.calls += len(rows)
         self._x, self._cond = x, cond
         return self._value

@@ -27,16 +27,35 @@ from typing import Any, Literal, cast
 import torch
 from torch import Tensor
 
-from fluvial.core.categorical.draws import Moves, at_class, double, move, real_tokens
+from fluvial.core.categorical.draws import (
+    Moves,
+    at_class,
+    double,
+    move,
+    real_number,
+    real_tokens,
+)
 from fluvial.core.categorical.paths import CategoricalPath, MixturePath
-from fluvial.core.categorical.predictions import clean_of, tweedie_probs
-from fluvial.core.protocols import Run
+from fluvial.core.categorical.predictions import (
+    check_field,
+    check_values,
+    clean_of,
+    tweedie_probs,
+)
+from fluvial.core.categorical.steering import Infilling
+from fluvial.core.protocols import Run, Steering
 
 
 def clean_at(x: Tensor, run: Run, t: Tensor | None = None) -> Tensor:
-    """The clean prediction at (x, t), t that of the run by default, corrected by the steering."""
+    """The clean prediction at (x, t), t that of the run by default, corrected by the steering.
+
+    In the first step of a run the field is checked, and the values of what is to be converted.
+    """
     time = run.t if t is None else t
-    clean = clean_of(run.field, x, time, run.path, run.cond)
+    first = run.k == 0
+    if first:
+        check_field(run.field, cast(CategoricalPath, run.path))
+    clean = clean_of(run.field, x, time, run.path, run.cond, check=first)
     return cast(Tensor, run.clean(clean, x))
 
 
@@ -62,7 +81,8 @@ class TauLeaping:
 
     Raises:
         ValueError: ``form`` is unknown, or a number is negative or not finite; in a step, a path
-            without rates, or a corrector with ``x1`` on a path that is no `MixturePath`.
+            without rates, a field made for another kind of path, or a corrector with ``x1`` on a
+            path that is no `MixturePath`.
     """
 
     def __init__(
@@ -72,6 +92,8 @@ class TauLeaping:
     ) -> None:
         if form not in ("exponential", "linear"):
             raise ValueError(f"form must be exponential or linear, got {form!r}")
+        if isinstance(corrector, type) or not callable(corrector):
+            real_number("corrector", corrector)
         if not callable(corrector) and not 0 <= corrector < math.inf:
             raise ValueError(f"corrector must be finite and not negative, got {corrector}")
         self.form, self.corrector = form, corrector
@@ -113,7 +135,10 @@ class TauLeaping:
 
     def _strength(self, t: Tensor, path: CategoricalPath) -> float:
         if callable(self.corrector):
-            return self.corrector(float(t))
+            strength = real_number("corrector(t)", self.corrector(float(t)))
+            if not 0 <= strength < math.inf:
+                raise ValueError(f"corrector(t) must be finite and not negative, got {strength}")
+            return strength
         return self.corrector * float(path.alpha(t) * path.drop(t))
 
 
@@ -148,7 +173,9 @@ class Tweedie:
     not, the map of the step is inverted on the score itself. Where s = 0 too.
 
     Raises:
-        ValueError: in a step, a field that does not predict a score; alpha(t) = 0.
+        ValueError: in a step, a field that does not predict a score, or was made for another kind
+            of path, or, in the first, predicts numbers below 0; alpha(t) = 0; steering that
+            corrects clean predictions, which are not used here (`Infilling` on absorbing paths is).
     """
 
     def start(self, x: Tensor) -> None:
@@ -162,10 +189,24 @@ class Tweedie:
         path = run.path
         if run.s > run.t:
             return path.transition(x, run.t, run.s, run.noise, **run.cond), memory, None
-        score = run.field(x, run.t, **run.cond)
-        probs = tweedie_probs(score, x, run.t, run.s, path)
-        leave = 1 - probs.gather(-1, x.unsqueeze(-1)).squeeze(-1)
+        score, mask = run.field(x, run.t, **run.cond), run.cond.get("mask")
+        if run.k == 0:
+            self._check_steering(run.steer, path)
+            check_field(run.field, path)
+            check_values(score, "score", x, path, mask)
+        real = real_tokens(x, mask)
+        probs = tweedie_probs(score, real, run.t, run.s, path)
+        leave = 1 - probs.gather(-1, real.unsqueeze(-1)).squeeze(-1)
         moves = Moves(leave, torch.ones(()), None)
-        mask = run.cond.get("mask")
         x = move(x, moves, probs, path.pi, path.states, run.noise, "tweedie", mask)
         return x, memory, probs[..., : path.classes]
+
+    @staticmethod
+    def _check_steering(steer: Steering, path: CategoricalPath) -> None:
+        if getattr(steer.clean, "__func__", None) is Steering.clean:
+            return
+        if not (path.absorbing and isinstance(steer, Infilling)):  # there it acts after each step
+            raise ValueError(
+                f"Tweedie steps the score, and would ignore what {type(steer).__name__} makes of "
+                "clean predictions; take Ancestral or TauLeaping"
+            )

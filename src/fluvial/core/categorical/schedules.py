@@ -35,6 +35,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fluvial.core.arguments import kind_of, whole_number
+from fluvial.core.categorical.draws import real_number
 from fluvial.core.protocols import Noise
 
 HALF_PI = 0.5 * math.pi
@@ -75,6 +77,7 @@ class Linear(Schedule):
     end: float = 0.0
 
     def __post_init__(self) -> None:
+        real_number("end", self.end)
         if not 0 <= self.end < 1:
             raise ValueError(f"end must lie in [0, 1), got {self.end}")
 
@@ -106,6 +109,8 @@ class Cosine(Schedule):
     offset: float = 0.0
 
     def __post_init__(self) -> None:
+        real_number("power", self.power)
+        real_number("offset", self.offset)
         if not (0 < self.power < math.inf and 0 <= self.offset < math.inf):
             raise ValueError(
                 f"need power > 0 and offset >= 0, finite, got {self.power} and {self.offset}"
@@ -166,6 +171,7 @@ class Power(Schedule):
     n: float = 2.0
 
     def __post_init__(self) -> None:
+        real_number("n", self.n)
         if not 0 < self.n < math.inf:
             raise ValueError(f"n must be positive and finite, got {self.n}")
 
@@ -193,6 +199,7 @@ class Polynomial(Schedule):
     w: float = 2.0
 
     def __post_init__(self) -> None:
+        real_number("w", self.w)
         if not 0 < self.w < math.inf:
             raise ValueError(f"w must be positive and finite, got {self.w}")
 
@@ -223,6 +230,8 @@ class Geometric(Schedule):
     high: float = 20.0
 
     def __post_init__(self) -> None:
+        real_number("low", self.low)
+        real_number("high", self.high)
         if not 0 < self.low < self.high < math.inf:
             raise ValueError(f"need 0 < low < high < inf, got low={self.low}, high={self.high}")
 
@@ -262,7 +271,7 @@ class ExponentialTilted(Schedule):
         return -math.expm1(1) / (1 + math.expm1(1) * t)
 
     def time(self, drop: Tensor) -> Tensor:
-        return torch.expm1(drop) / math.expm1(1)
+        return (torch.expm1(drop) / math.expm1(1)).clamp(max=1)  # a rounding exceeds 1
 
 
 class Table(Schedule):
@@ -276,7 +285,10 @@ class Table(Schedule):
     """
 
     def __init__(self, values: Sequence[float] | Tensor) -> None:
-        given = torch.as_tensor(values, dtype=torch.float64).detach().cpu()
+        try:
+            given = torch.as_tensor(values, dtype=torch.float64).detach().cpu()
+        except (TypeError, ValueError, RuntimeError):
+            raise TypeError(f"values must be numbers, got {values!r}") from None
         if given.ndim != 1 or len(given) == 0:
             raise ValueError(f"values must have shape (T,) with T >= 1, got {tuple(given.shape)}")
         self.values = torch.cat([torch.ones(1, dtype=torch.float64), given])
@@ -320,6 +332,7 @@ def d3pm_cosine(steps: int) -> Table:
 
     It does not end at 0: with 4 steps at 3.8e-4 (Austin et al., NeurIPS 2021).
     """
+    steps = whole_number("steps", steps)
     if steps < 1:
         raise ValueError(f"steps must be at least 1, got {steps}")
     times = torch.arange(steps + 1, dtype=torch.float64) / steps
@@ -343,6 +356,9 @@ class Custom(Schedule):
         alpha_of: Callable[[Tensor], Tensor],
         drop_of: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
+        for name, function in (("alpha_of", alpha_of), ("drop_of", drop_of)):
+            if not callable(function) and (function is not None or name == "alpha_of"):
+                raise TypeError(f"{name} must be a function of times, got {kind_of(function)}")
         grid = torch.linspace(0, 1, 1001, dtype=torch.float64)
         values = alpha_of(grid)
         if getattr(values, "shape", None) != grid.shape or not bool(
@@ -377,6 +393,12 @@ class Custom(Schedule):
 # Laws of training times that follow the schedule, for `fluvial.core.time.Stratified` or alone.
 
 
+def _check_schedule(schedule: object) -> None:
+    if not isinstance(schedule, Schedule):
+        got = kind_of(schedule)
+        raise TypeError(f"schedule must be a Schedule, such as Linear(), got {got}")
+
+
 @dataclass(frozen=True)
 class UniformDrop:
     """Training times with drop(t) uniform on [0, drop(1)]: as many noised tokens of each share.
@@ -385,6 +407,9 @@ class UniformDrop:
     """
 
     schedule: Schedule
+
+    def __post_init__(self) -> None:
+        _check_schedule(self.schedule)
 
     def __call__(self, like: Tensor, noise: Noise, tag: str = "time") -> Tensor:
         """(batch,) times in the dtype and on the device of ``like``."""
@@ -415,6 +440,8 @@ class LogDrop:
     low: float = 1e-4
 
     def __post_init__(self) -> None:
+        _check_schedule(self.schedule)
+        real_number("low", self.low)
         if not 0 < self.low < 1:
             raise ValueError(f"low must lie in (0, 1), got {self.low}")
 

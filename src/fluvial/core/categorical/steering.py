@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from dataclasses import field as field_of
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fluvial.core.categorical.draws import check_tokens
+from fluvial.core.arguments import kind_of
+from fluvial.core.categorical.draws import (
+    check_prediction,
+    check_tokens,
+    real_number,
+    tensor_kind,
+)
+from fluvial.core.categorical.predictions import check_clean
 from fluvial.core.protocols import Field, Run, State, Steering
 
 
@@ -35,9 +43,14 @@ class Infilling(Steering):
     where: Tensor
 
     def __post_init__(self) -> None:
-        if self.known.dtype != torch.int64 or self.where.dtype != torch.bool:
+        kinds = (
+            getattr(self.known, "dtype", None),
+            getattr(self.where, "dtype", None),
+        )
+        if kinds != (torch.int64, torch.bool):
             raise TypeError(
-                f"known must be int64 and where bool, got {self.known.dtype} and {self.where.dtype}"
+                "known must be int64 and where bool, got "
+                f"{tensor_kind(self.known)} and {tensor_kind(self.where)}"
             )
         if self.known.shape != self.where.shape:
             raise ValueError(
@@ -46,11 +59,14 @@ class Infilling(Steering):
 
     def place(self, x: Tensor) -> Tensor:
         """``x`` with the known tokens."""
+        if not isinstance(x, Tensor) or x.dtype != torch.int64:
+            raise TypeError(f"x must be int64 tokens, got {tensor_kind(x)}")
         self._check(x.shape)
         return torch.where(self.where.to(x.device), self.known.to(x.device), x)
 
     def clean(self, clean: State, x: State, aim: Any, run: Run) -> State:
         clean = cast(Tensor, clean)
+        check_prediction(clean, cast(Tensor, x), clean.shape[-1] if _floats(clean) else 0)
         if not clean.is_floating_point():
             return self.place(clean)
         self._check(clean.shape[:-1])
@@ -76,6 +92,10 @@ class Infilling(Steering):
             )
 
 
+def _floats(clean: object) -> bool:
+    return isinstance(clean, Tensor) and clean.is_floating_point() and clean.ndim > 0
+
+
 @dataclass
 class TokenGuidance(Steering):
     """p ∝ p_null^(1 - scale) p_cond^scale, of clean predictions: guidance in logarithms.
@@ -89,13 +109,17 @@ class TokenGuidance(Steering):
 
     Raises:
         ValueError: ``scale`` is not finite, ``null`` names no condition; where the field is bent,
-            it does not predict "clean".
+            it does not predict "clean"; in the first call, predictions that are no probabilities.
+        TypeError: ``scale`` is no number, ``null`` no mapping.
     """
 
     scale: float
-    null: Mapping[str, Any] = field(default_factory=lambda: {"label": None})
+    null: Mapping[str, Any] = field_of(default_factory=lambda: {"label": None})
 
     def __post_init__(self) -> None:
+        real_number("scale", self.scale)
+        if not isinstance(self.null, Mapping):
+            raise TypeError(f"null must map names to conditions, got {kind_of(self.null)}")
         if not abs(self.scale) < float("inf"):
             raise ValueError(f"scale must be finite, got {self.scale}")
         if not self.null:
@@ -116,12 +140,18 @@ class _Guided:
     scale: float
     null: Mapping[str, Any]
     predicts: str = "clean"
+    _seen: list[bool] = field_of(default_factory=list, init=False, repr=False, compare=False)
 
     def __call__(self, x: Tensor, t: Tensor, **cond: Any) -> Tensor:
         conditional: Tensor = self.field(x, t, **cond)
         free: Tensor = self.field(x, t, **{**cond, **self.null})
+        if not self._seen:  # what is normalised below is not seen to be none later on
+            for p in (conditional, free):
+                check_clean(p, x, cond.get("mask"))
+            self._seen.append(True)
         tiny = torch.finfo(free.dtype).tiny
         # the logarithms of what both exclude cancel
         one, none = conditional.clamp(min=tiny).log(), free.clamp(min=tiny).log()
         logits = none + self.scale * (one - none)
-        return torch.where(conditional > 0, logits, -torch.inf).softmax(-1)
+        # a NaN is no class that is excluded
+        return torch.where(conditional <= 0, -torch.inf, logits).softmax(-1)
